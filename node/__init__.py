@@ -1,0 +1,1 @@
+"""The daemon: configuration, command line, supervision and what the operator sees."""

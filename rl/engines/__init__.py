@@ -1,0 +1,1 @@
+"""Inference engines that turn prompts into rollouts, behind one protocol (`rl.engines.base`)."""

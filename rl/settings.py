@@ -1,0 +1,131 @@
+"""The settings of the learning side, each field followed by what it means. `node.config` puts them into one tree."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+
+
+class Section(BaseModel):
+    """A section of the configuration: unknown keys are refused, values are checked, nothing changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(Section):
+    """[model]: which language model this node trains."""
+
+    name: str = "auto"
+    """`auto`, `tiny`, a local directory, or a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`."""
+
+    revision: str | None = None
+    """A branch, tag or commit on the hub."""
+
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where the policy lives. `auto` takes a GPU where there is one."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto` takes bfloat16 where the hardware computes faster in it."""
+
+
+class LoraSettings(Section):
+    """[lora]: the adapter (arXiv 2106.09685)."""
+
+    rank: int = Field(default=16, ge=0, le=512)
+    """Rank of the adapter; 0 trains every weight of the model instead."""
+
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale: the adapter's output is multiplied by alpha / rank."""
+
+    targets: str | list[str] = "all-linear"
+    """The linear layers that get an adapter: `all-linear`, or module names such as `q_proj`."""
+
+
+class PromptSettings(Section):
+    """[prompt]: how this node shows a task to its policy. Other nodes need not know: only the question travels."""
+
+    system: str = "Reply with the final answer only."
+    """System message; empty for none."""
+
+    shots: Literal[0, 1] = 1
+    """Solved examples of the same kind shown before the question."""
+
+
+class SamplingSettings(Section):
+    """[sampling]: how rollouts are drawn."""
+
+    group_size: int = Field(default=8, ge=2, le=64)
+    """L: completions a task."""
+
+    max_new_tokens: Positive = 32
+    """Longest completion, in tokens. A longer one is cut and counts as truncated."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+
+
+class EngineSettings(Section):
+    """[engine]: the inference engine."""
+
+    kind: Literal["auto", "transformers"] = "auto"
+
+    max_sequences: Positive = 64
+    """Completions sampled at once; lower it if generation runs out of memory."""
+
+
+class TrainingSettings(Section):
+    """[training]: the learning step (GRPO, arXiv 2402.03300, as in SAPO section 3)."""
+
+    lr: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps over which the learning rate rises from 0 to `lr`."""
+
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+    epochs: Positive = 1
+    """Passes over a round's groups. More than one makes the clipping of the ratio matter."""
+
+    minibatches: Positive = 1
+    """Optimiser steps a pass."""
+
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    """The ratio is clipped to [1 - clip_low, 1 + clip_high]; the paper takes 0.2 and 0.28."""
+
+    kl: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the base model (the k3 estimator); the paper takes 0."""
+
+    advantage: Literal["group", "mean"] = "group"
+    """`group`: (reward - mean) / std inside each group (GRPO). `mean`: reward - mean (Dr. GRPO, arXiv 2503.20783)."""
+
+    loss: Literal["dapo", "grpo", "dr_grpo"] = "dapo"
+    """How token losses are averaged. `dapo`: over all tokens. `grpo`: over the tokens of each completion, then over
+    completions. `dr_grpo`: summed and divided by completions times `max_new_tokens`."""
+
+    truncated: Literal["keep", "drop"] = "keep"
+    """Completions cut at the token limit: `keep` trains the tokens they have and no EOS, `drop` leaves them out."""
+
+    zero_variance: Literal["drop", "keep"] = "drop"
+    """Groups whose rewards are all equal have no gradient. `keep` counts their tokens in the average all the same."""
+
+    token_budget: Positive = 8192
+    """Tokens (padding included) in one forward and backward pass. It bounds memory whatever the lengths; when memory
+    runs out all the same it is halved, with a warning."""
+
+
+class LearnerSettings(Section):
+    """Everything the learner process needs to know: it is sent to it once, when it starts."""
+
+    model: ModelSettings = ModelSettings()
+    lora: LoraSettings = LoraSettings()
+    prompt: PromptSettings = PromptSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    engine: EngineSettings = EngineSettings()
+    training: TrainingSettings = TrainingSettings()
+    seed: int = 0
+    threads: int = Field(default=0, ge=0)
+    """CPU threads for torch; 0 leaves the choice to torch."""
