@@ -1,6 +1,217 @@
-"""The command line."""
+"""The command line: what may be typed. What is done about it is in `node.commands`, imported when it is needed."""
+
+import importlib.util
+import sys
+from importlib.metadata import version as distribution_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.errors import NodeError
+
+app = typer.Typer(
+    name="swarmnode",
+    help="Train a language model by reinforcement learning, alone or in a swarm of ordinary machines.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where the node keeps everything.", show_default=False)
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="auto, tiny, a directory or a hub id.", show_default=False)
+]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="Inference engine.", show_default=False)]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Fixes tasks and sampling.", show_default=False)]
+FileOption = Annotated[Path | None, typer.Option("--config", help="TOML file.", show_default=False)]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=1e-5.", show_default=False),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def start(
+    silo: Annotated[bool, typer.Option("--silo", help="Train alone, without a network.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Stop after this round.", show_default=False)
+    ] = None,
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    config: FileOption = None,
+    seed: SeedOption = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
+    no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain log lines instead of the live view.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Run the node. It goes on where it was; Ctrl-C saves and ends it."""
+    from node.commands.flags import load_with_flags
+
+    loaded = load_with_flags(
+        config, settings, data_dir=data_dir, model=model, engine=engine, seed=seed,
+        silo=silo or None, log_json=log_json or None, no_tty=no_tty or None,
+    )  # fmt: skip
+    from node.commands.starting import run_node
+
+    raise typer.Exit(run_node(loaded, rounds))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("swarmnode.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite it.")] = False,
+) -> None:
+    """Write a configuration file with every setting, explained and commented out."""
+    from node.commands.configuring import write_init_file
+
+    write_init_file(path, force)
+
+
+@app.command("config")
+def show_config(
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    engine: EngineOption = None,
+    config: FileOption = None,
+    seed: SeedOption = None,
+    settings: SetOption = None,
+    json: JsonOption = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print TOML.")] = False,
+    reference: Annotated[bool, typer.Option("--reference", hidden=True)] = False,
+) -> None:
+    """Print the settings in force and where each came from."""
+    from node.commands.configuring import print_config, print_reference
+    from node.commands.flags import load_with_flags
+
+    if reference:
+        print_reference()
+    else:
+        loaded = load_with_flags(config, settings, data_dir=data_dir, model=model, engine=engine, seed=seed)
+        print_config(loaded, "json" if json else "toml" if toml else "text")
+
+
+@app.command()
+def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+    """Say how far the node is and how well it does. Works while it runs."""
+    from node.commands.flags import data_dir_of
+    from node.status import print_status
+
+    print_status(data_dir_of(data_dir), json)
+
+
+@app.command("eval")
+def evaluate(
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    config: FileOption = None,
+    per_task: Annotated[
+        int | None, typer.Option("--per-task", min=1, help="Held-out tasks of each kind.", show_default=False)
+    ] = None,
+    settings: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure accuracy on held-out tasks: the base model and the current policy. Works while the node runs."""
+    from node.commands.evaluating import evaluate_run
+    from node.commands.flags import load_run_with_flags
+
+    loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model, per_task=per_task)
+    evaluate_run(loaded.config, json)
+
+
+@app.command()
+def chat(
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    config: FileOption = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="System message of the conversation.", show_default=False)
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Begin with the base model.")] = False,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.7,
+    settings: SetOption = None,
+) -> None:
+    """Talk to the current policy. Reads lines from a pipe, too."""
+    from node.commands.chatting import Conversation, talk
+    from node.commands.flags import load_run_with_flags
+
+    loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model)
+    talk(loaded.config, Conversation(system=system, base=base), max_new_tokens, temperature)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist or be empty.")],
+    data_dir: DataDirOption = None,
+    merged: Annotated[bool, typer.Option("--merged/--adapter", help="The whole model, or the adapter alone.")] = True,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="REPO", help="Upload to this hub repository.", show_default=False)
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Make the hub repository private.")] = False,
+    settings: SetOption = None,
+) -> None:
+    """Write the current policy as a model or an adapter, with a model card."""
+    from node.commands.exporting import export_policy
+    from node.commands.flags import load_run_with_flags
+
+    loaded = load_run_with_flags(None, settings, data_dir=data_dir)
+    export_policy(loaded.config, out, merged, push, private)
+
+
+@app.command()
+def doctor(
+    data_dir: DataDirOption = None,
+    model: ModelOption = None,
+    config: FileOption = None,
+    settings: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check that this machine can run a node, and say what to do where it cannot."""
+    from node.commands.flags import load_with_flags
+    from node.doctor import examine
+
+    raise typer.Exit(examine(load_with_flags(config, settings, data_dir=data_dir, model=model).config, json))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(distribution_version("swarmnode"))
 
 
 def main() -> None:
     """Entry point of `swarmnode`."""
-    raise SystemExit("not yet")
+    _refuse_strangers()
+    from rl.errors import LearnerError
+    from verifiers.base import VerifierError
+
+    try:
+        app()
+    except NodeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from error
+    except (LearnerError, VerifierError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+
+
+def _refuse_strangers() -> None:
+    """End if another distribution took the name of one of our packages: PyPI's `verifiers` has the same one."""
+    ours = Path(__file__).resolve().parents[1]
+    for name in ("rl", "verifiers"):
+        spec = importlib.util.find_spec(name)
+        found = Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None
+        if found != ours / name / "__init__.py":
+            raise SystemExit(
+                f"error: `import {name}` finds {found or 'nothing'} instead of swarmnode's own package: run"
+                f" `pip uninstall {name}`, and keep the other one in another environment"
+            )
+
+
+if __name__ == "__main__":
+    main()

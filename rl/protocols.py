@@ -1,11 +1,10 @@
-"""What a round needs from the rest of the node: four small protocols, so that `rl.sapo` reads like the paper.
+"""What a round needs from the rest of the node: small protocols, so that `rl.sapo` reads like the paper.
 
 `rl.sapo` knows nothing of torch, processes or sockets; `node.daemon` hands it the real things and tests hand it small
 ones.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
@@ -15,22 +14,12 @@ from verifiers.base import Task
 class Learner(Protocol):
     """The policy and its engine, in another process."""
 
-    async def generate(
-        self, tasks: Sequence[Task], sampling: Sampling, seed: int, *, base: bool = False
-    ) -> list[RolloutGroup]:
-        """Sample a group for each task, in order. `base` asks the model without its adapter."""
+    async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
+        """Sample a group for each task, in order."""
         ...
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         """One learning step on these groups."""
-        ...
-
-    async def save(self, directory: Path) -> None:
-        """Write policy and optimiser into an existing empty directory."""
-        ...
-
-    async def load(self, directory: Path) -> None:
-        """Take policy and optimiser from what `save` wrote."""
         ...
 
 
@@ -53,14 +42,6 @@ class Scorer(Protocol):
 class Pool(Protocol):
     """Scored groups, this node's and others'."""
 
-    def add(self, groups: Sequence[ScoredGroup]) -> None:
-        """Keep these groups."""
-        ...
-
-
-class Swarm(Protocol):
-    """The other nodes."""
-
-    async def share(self, round_number: int, groups: Sequence[RolloutGroup]) -> None:
-        """Offer these groups to the others."""
+    async def add(self, groups: Sequence[ScoredGroup]) -> None:
+        """Keep these groups; returns when they are safe."""
         ...

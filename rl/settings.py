@@ -11,7 +11,7 @@ Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 class Section(BaseModel):
     """A section of the configuration: unknown keys are refused, values are checked, nothing changes afterwards."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class ModelSettings(Section):
@@ -63,13 +63,17 @@ class SamplingSettings(Section):
     """Longest completion, in tokens. A longer one is cut and counts as truncated."""
 
     temperature: float = Field(default=1.0, gt=0)
+    """Temperature of the softmax."""
+
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: the share of the probability that may be drawn; 1 is all of it."""
 
 
 class EngineSettings(Section):
     """[engine]: the inference engine."""
 
     kind: Literal["auto", "transformers"] = "auto"
+    """Which engine samples. `auto` takes the fastest one installed."""
 
     max_sequences: Positive = 64
     """Completions sampled at once; lower it if generation runs out of memory."""
@@ -79,12 +83,19 @@ class TrainingSettings(Section):
     """[training]: the learning step (GRPO, arXiv 2402.03300, as in SAPO section 3)."""
 
     lr: float = Field(default=1e-4, gt=0)
+    """Learning rate of AdamW."""
+
     warmup_steps: int = Field(default=0, ge=0)
     """Optimiser steps over which the learning rate rises from 0 to `lr`."""
 
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
+
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """Decay of AdamW's running means of the gradient and of its square."""
+
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this norm."""
 
     epochs: Positive = 1
     """Passes over a round's groups. More than one makes the clipping of the ratio matter."""
@@ -93,6 +104,8 @@ class TrainingSettings(Section):
     """Optimiser steps a pass."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far below 1 the probability ratio may count; see `clip_high`."""
+
     clip_high: float = Field(default=0.28, gt=0)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]; the paper takes 0.2 and 0.28."""
 

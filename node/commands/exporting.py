@@ -1,0 +1,76 @@
+"""`swarmnode export`: the policy as files that others load, with a model card."""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import huggingface_hub
+from huggingface_hub import errors
+
+from node import logs
+from node.config import Config
+from node.errors import NodeError
+from node.model_card import model_card
+from node.policy import checkpoints_of, load_policy
+
+if TYPE_CHECKING:
+    from rl.learner import Learner
+
+# The base of what its HTTP client raises, whichever that client is.
+_HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+
+
+def export_policy(config: Config, out: Path, merged: bool, push: str | None, private: bool) -> None:
+    """Write the policy of the newest checkpoint into `out`, whole or not at all, and upload it if asked.
+
+    Raises NodeError if there is nothing to export, `out` is taken, or the hub refuses.
+    """
+    logs.configure(config.log)
+    token = _token() if push is not None else None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise NodeError(f"{out} exists and is not an empty directory: give another --out")
+    if checkpoints_of(config).newest() is None:
+        raise NodeError(f"there is no whole checkpoint in {config.node.data_dir} yet: nothing has been trained")
+    if not merged and config.lora.rank == 0:
+        raise NodeError("this policy has no adapter, all its weights were trained: leave --adapter out")
+    current = load_policy(config)
+    if current.checkpoint is None:
+        raise NodeError(f"the checkpoints in {config.node.data_dir} have gone meanwhile")
+    rounds = current.checkpoint.round
+    try:
+        _write(config, current.learner, rounds, out, merged)
+    except OSError as error:
+        raise NodeError(f"{out} cannot be written: {error.strerror or error}") from error
+    print(f"{out} written: the {'merged model' if merged else 'adapter'} after round {rounds}")
+    if push is not None:
+        _push(out, push, private, token)
+
+
+def _write(config: Config, learner: "Learner", rounds: int, out: Path, merged: bool) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as directory:
+        made = Path(directory) / "export"
+        made.mkdir()
+        learner.export(made, merged=merged)
+        (made / "README.md").write_text(model_card(config, str(learner.describe()["model"]), rounds, merged), "utf-8")
+        if out.exists():
+            out.rmdir()
+        made.rename(out)
+
+
+def _token() -> str:
+    token = huggingface_hub.get_token()
+    if token is None:
+        raise NodeError("--push needs a token of the hub: set HF_TOKEN, or run `hf auth login`")
+    return token
+
+
+def _push(out: Path, repository: str, private: bool, token: str | None) -> None:
+    api = huggingface_hub.HfApi(token=token)
+    try:
+        url = api.create_repo(repository, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository, folder_path=out, commit_message="Policy trained with swarmnode")
+    except (_HTTPError, errors.OfflineModeIsEnabled, ValueError, OSError) as error:
+        raise NodeError(f"{out} is written, but {repository} did not take it: {error}") from error
+    print(f"uploaded to {url}", file=sys.stderr)

@@ -1,0 +1,376 @@
+"""Where the configuration comes from, and which source wins.
+
+Lowest first: built-in default, the recipe of the model, the TOML file, the environment, command-line flags. Each layer
+is flattened to paths (`training.lr`), so that every value that ends up in force still knows who set it, and a mistake
+is reported with the place where it stands. Tables merge by key; lists are replaced as a whole.
+"""
+
+import difflib
+import json
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
+
+from node.config import Config
+from node.errors import NodeError
+from rl.model_names import recipe_of
+
+KeyPath = tuple[str, ...]
+
+PREFIX = "SWARMNODE_"
+CONFIG_VARIABLE = "SWARMNODE_CONFIG"
+DEFAULT_FILE = Path("swarmnode.toml")
+RECIPES = Path(__file__).parent / "recipes"
+
+# What Kubernetes puts into every container of a namespace that has a service called "swarmnode".
+_SERVICE_LINK = re.compile(r"SWARMNODE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
+
+_SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|credential|api_?key|private_?key|access_?key)$", re.I)
+
+
+class ConfigError(NodeError):
+    """A configuration that cannot be used. One line a mistake: key, value, what is allowed, where it stands."""
+
+    exit_status = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who set a value. `where` is a recipe's name, a file and line, a variable or a flag."""
+
+    kind: Literal["default", "recipe", "file", "environment", "flag", "run"]
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}".strip()
+
+
+DEFAULT = Source("default")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One value in force."""
+
+    path: KeyPath
+    value: Any
+    source: Source
+
+    @property
+    def key(self) -> str:
+        """As it is written in `--set`: `training.lr`."""
+        return ".".join(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checked configuration and where each of its values came from."""
+
+    config: Config
+    sources: Mapping[KeyPath, Source]
+    file: Path | None
+
+    def settings(self) -> Iterator[Setting]:
+        """Every value in force, in the order of the tree."""
+        for path, value in flatten(self.config.model_dump(mode="json")):
+            yield Setting(path, value, self._source(path))
+
+    def _source(self, path: KeyPath) -> Source:
+        return next((self.sources[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.sources), DEFAULT)
+
+
+Layer = list[Setting]
+
+
+def load(
+    flags: Sequence[Setting] = (),
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """The configuration from all sources. Raises ConfigError.
+
+    `file` is what `--config` named; without it `$SWARMNODE_CONFIG`, else `swarmnode.toml` in the working directory if
+    there is one. `environ` is the process's own unless given.
+    """
+    variables = os.environ if environ is None else environ
+    path = _file(file, variables)
+    layers: list[Layer] = [
+        file_layer(path) if path is not None else [],
+        _environment_layer(variables),
+        list(flags),
+    ]
+    return _checked([_recipe_layer(layers), *layers], path)
+
+
+def load_run(file: Path, flags: Sequence[Setting] = ()) -> Loaded:
+    """The configuration of a run from the file that `node.daemon` wrote into its data directory. Raises ConfigError.
+
+    The recipe and the environment of that time are already in it, so only flags count beside it.
+    """
+    run = [Setting(s.path, s.value, Source("run", str(file))) for s in file_layer(file)]
+    return _checked([run, list(flags)], file)
+
+
+def parse_flag(text: str) -> Setting:
+    """The setting in `--set training.lr=1e-5`. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"--set {text}: write it as section.key=value, for example --set training.lr=1e-5")
+    source = Source("flag", f"--set {'.'.join(path)}")
+    return Setting(path, _parse(path, value, source), source)
+
+
+def _file(named: Path | None, variables: Mapping[str, str]) -> Path | None:
+    if named is None and variables.get(CONFIG_VARIABLE):
+        named = Path(variables[CONFIG_VARIABLE])
+    if named is not None:
+        return named
+    return DEFAULT_FILE if DEFAULT_FILE.is_file() else None
+
+
+def file_layer(path: Path, kind: Literal["file", "recipe"] = "file", name: str | None = None) -> Layer:
+    """The settings of a TOML file. Raises ConfigError if it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from error
+    lines = _line_numbers(text)
+    return [
+        Setting(key, value, Source(kind, name or (f"{path}:{lines[key]}" if key in lines else str(path))))
+        for key, value in flatten(content)
+    ]
+
+
+def _line_numbers(text: str) -> dict[KeyPath, int]:
+    """Where keys stand, found by a light scan: good enough to point a person to the line."""
+    lines: dict[KeyPath, int] = {}
+    header: KeyPath = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if table := re.match(r"\s*\[\[?([^\[\]]+)\]", line):
+            header = _key(table[1])
+            lines.setdefault(header, number)
+        elif assignment := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            lines.setdefault(header + _key(assignment[1]), number)
+    return lines
+
+
+def _key(text: str) -> KeyPath:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _recipe_layer(layers: Sequence[Layer]) -> Layer:
+    name: Any = Config.model_fields["model"].default.name
+    for layer in layers:
+        name = next((s.value for s in reversed(layer) if s.path == ("model", "name")), name)
+    recipe = recipe_of(name) if isinstance(name, str) else None
+    return file_layer(RECIPES / f"{recipe}.toml", "recipe", recipe) if recipe is not None else []
+
+
+def _environment_layer(variables: Mapping[str, str]) -> Layer:
+    layer = []
+    for variable, text in sorted(variables.items()):
+        if not variable.startswith(PREFIX) or variable == CONFIG_VARIABLE or _SERVICE_LINK.fullmatch(variable):
+            continue
+        source = Source("environment", variable)
+        path = tuple(variable.removeprefix(PREFIX).lower().split("__"))
+        if annotation_at(path) is None:
+            raise ConfigError(f"{variable}: there is no such setting; {_nearest_variable(variable)}")
+        layer.append(Setting(path, _parse(path, text, source), source))
+    return layer
+
+
+def _nearest_variable(variable: str) -> str:
+    names = {PREFIX + "__".join(path).upper(): path for path in _known_paths(Config)}
+    bare = variable.removeprefix(PREFIX).lower()
+    close = [name for name, path in names.items() if path[-1] == bare]
+    close = close or difflib.get_close_matches(variable, names, n=1)
+    return f"did you mean {close[0]}?" if close else "names look like SWARMNODE_TRAINING__LR"
+
+
+def _parse(path: KeyPath, text: str, source: Source) -> Any:
+    """A value written as text: JSON where the setting holds a list or a table, else the text itself."""
+    annotation = annotation_at(path)
+    if annotation is None:
+        return text
+    kinds = set(_members(annotation))
+    if types.NoneType in kinds and text.strip().lower() in ("", "none", "null"):
+        return None
+    if not any(_holds_json(kind) for kind in kinds) or (str in kinds and text.lstrip()[:1] not in ("[", "{")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        key = ".".join(path)
+        raise ConfigError(f"{key} = {shown(path, text)}: must be JSON, such as [1, 2] ({source}): {error}") from error
+
+
+def _holds_json(kind: Any) -> bool:
+    kind = typing.get_origin(kind) or kind
+    return kind is Any or (isinstance(kind, type) and issubclass(kind, (list, tuple, dict, BaseModel)))
+
+
+def flatten(tree: Mapping[str, Any], prefix: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """The leaves of nested tables. A list is a leaf, and so is an empty table."""
+    for name, value in tree.items():
+        path = (*prefix, name)
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, path)
+        else:
+            yield path, value
+
+
+def _checked(layers: Iterable[Layer], file: Path | None) -> Loaded:
+    merged: dict[KeyPath, Setting] = {}
+    for setting in (setting for layer in layers for setting in layer):
+        path = setting.path
+        if setting.value == {} and _is_section(annotation_at(path)):
+            continue  # an empty [section] says nothing about what others put there
+        for other in [o for o in merged if o[: len(path)] == path or path[: len(o)] == o]:
+            del merged[other]
+        merged[path] = setting
+    tree: dict[str, Any] = {}
+    for path, setting in merged.items():
+        table = tree
+        for name in path[:-1]:
+            table = table.setdefault(name, {})
+        table[path[-1]] = setting.value
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_complaints(error, merged))) from error
+    return Loaded(config, {path: setting.source for path, setting in merged.items()}, file)
+
+
+def _complaints(error: ValidationError, merged: Mapping[KeyPath, Setting]) -> list[str]:
+    """One line for each wrong setting; the branches of a union are alternatives of one line."""
+    problems: dict[str, list[str]] = {}
+    for detail in error.errors(include_url=False):
+        location = _located(detail["loc"])
+        path = tuple(str(part) for part in location)
+        setting = _setter(path, merged)
+        key = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
+        if detail["type"] == "extra_forbidden":
+            head, problem = f"{key}: there is no such setting{_nearest(location)}", ""
+        elif detail["type"] == "missing":
+            head, problem = key, "is required"
+        else:
+            value = setting.value if setting is not None and setting.path == path else detail["input"]
+            head = f"{key} = {shown(path, value)}"
+            problem = detail["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+        where = f" ({setting.source})" if setting is not None else ""
+        texts = problems.setdefault(head + where, [])
+        if problem not in texts:
+            texts.append(problem)
+    return [f"{head}: {' or '.join(texts)}" if any(texts) else head for head, texts in problems.items()]
+
+
+def _located(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """`loc` without the names that pydantic adds for the branches of a union."""
+    annotation: Any = Config
+    for position, part in enumerate(loc):
+        if _is_section(annotation) and part not in annotation.model_fields:
+            return loc[: position + 1]
+        below = _step(annotation, part)
+        if below is None:
+            return loc[:position]
+        annotation = below
+    return loc
+
+
+def _setter(path: KeyPath, merged: Mapping[KeyPath, Setting]) -> Setting | None:
+    for length in range(len(path), 0, -1):
+        if path[:length] in merged:
+            return merged[path[:length]]
+    # A table that lacks a key was begun by whoever set another key of it.
+    table = path[:-1] or path
+    return next((s for start in (path, table) for p, s in merged.items() if p[: len(start)] == start), None)
+
+
+def _nearest(location: tuple[int | str, ...]) -> str:
+    annotation: Any = Config
+    for part in location[:-1]:
+        annotation = _step(annotation, part)
+    name = str(location[-1])
+    prefix = ".".join(str(part) for part in location[:-1] if not isinstance(part, int))
+    elsewhere = [".".join(path) for path in _known_paths(Config) if path[-1] == name]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    close = difflib.get_close_matches(name, annotation.model_fields, n=1)
+    if close:
+        return f"; did you mean {prefix}.{close[0]}?".replace(" .", " ")
+    return f"; {prefix or 'the top level'} has {', '.join(annotation.model_fields)}"
+
+
+def _known_paths(model: type[BaseModel], prefix: KeyPath = ()) -> Iterator[KeyPath]:
+    for name, field in model.model_fields.items():
+        if _is_section(field.annotation):
+            yield from _known_paths(typing.cast(type[BaseModel], field.annotation), (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def annotation_at(path: KeyPath) -> Any | None:
+    """The type of the setting at `path`; None if there is no such setting."""
+    annotation: Any = Config
+    for part in path:
+        annotation = _step(annotation, part)
+        if annotation is None:
+            return None
+    return annotation
+
+
+def _step(annotation: Any, part: int | str) -> Any | None:
+    """The type of an entry inside a value of type `annotation`; None if there can be none."""
+    if _is_section(annotation):
+        field = annotation.model_fields.get(part)
+        return None if field is None else field.annotation
+    if annotation is Any:
+        return Any
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is dict and isinstance(part, str):
+        return arguments[1]
+    if origin in (list, tuple) and isinstance(part, int):
+        return arguments[0]
+    return None
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def masked(path: KeyPath, value: Any) -> Any:
+    """`value` with everything hidden that stands under the name of a secret (`token`, `api_key`, ...)."""
+    if path and _SECRET.search(path[-1]) and value not in (None, ""):
+        return "********"
+    if isinstance(value, Mapping):
+        return {name: masked((*path, str(name)), inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(path, inner) for inner in value]
+    return value
+
+
+def shown(path: KeyPath, value: Any) -> str:
+    """A value for a message: JSON, secrets masked, cut short."""
+    text = json.dumps(masked(path, value), default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."

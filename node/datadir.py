@@ -1,0 +1,196 @@
+"""The data directory: where everything is that a node must not lose, and the lock that keeps it to one node."""
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from node.config import Config
+from node.config_text import dump_toml
+from node.errors import NodeError
+
+_LOCK_TRIES = 5
+_LOCK_PAUSE = 0.05
+"""Seconds between tries. `DataDir.running` holds the lock for a moment when it looks; that must not refuse a node."""
+
+
+class DataDirError(NodeError):
+    """The data directory cannot be used. The message says what to do."""
+
+
+class DataDir:
+    """Paths below one directory. `open` also takes the lock; `look` leaves a running node alone."""
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path) -> "DataDir":
+        """Create the directory if need be and make it this process's own until `close`.
+
+        Raises DataDirError if another node has it, or it cannot be written.
+        """
+        path = path.expanduser().absolute()
+        try:
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DataDirError(_explain(path, error)) from error
+        try:
+            _take(lock, path)
+            os.truncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(lock)
+            raise DataDirError(_explain(path, error)) from error
+        except DataDirError:
+            os.close(lock)
+            raise
+        return cls(path, lock)
+
+    @classmethod
+    def look(cls, path: Path) -> "DataDir":
+        """The directory of a node that may be running, to read from. Raises DataDirError if there is none."""
+        path = path.expanduser().absolute()
+        if not path.is_dir():
+            raise DataDirError(f"no node has run in {path}: start one with `swarmnode start --data-dir {path}`")
+        return cls(path)
+
+    def __enter__(self) -> "DataDir":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the directory back."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def identity_path(self) -> Path:
+        """The node's private key."""
+        return self.path / "identity.key"
+
+    @property
+    def pool_path(self) -> Path:
+        """The pool of scored groups (SQLite)."""
+        return self.path / "pool.sqlite"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """One directory a checkpoint, named by its round."""
+        return self.path / "checkpoints"
+
+    @property
+    def peers_path(self) -> Path:
+        """Addresses of nodes met before."""
+        return self.path / "peers.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One line a round (`node.record`)."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluation_path(self) -> Path:
+        """The last result of `swarmnode eval`."""
+        return self.path / "evaluation.json"
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration of the last run, complete."""
+        return self.path / "config.toml"
+
+    def write_config(self, config: Config) -> None:
+        """Keep `config` as run, for `swarmnode eval` and its like. Readable by its owner alone: it may hold secrets.
+
+        Raises OSError if the disk is full or fails.
+        """
+        text = "# Written at every start: the configuration in force. Changing it changes nothing.\n\n" + dump_toml(
+            config
+        )
+        write_atomically(self.config_path, text.encode(), mode=0o600)
+
+    def running(self) -> int | None:
+        """Process id of the node that holds the directory; None if there is none. Raises DataDirError."""
+        try:
+            lock = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataDirError(_explain(self.path, error)) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(lock)
+        finally:
+            os.close(lock)
+        return None
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Replace `path` by `data`, so that a crash at any moment leaves the old file or the new one. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames inside `path` last. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _take(lock: int, path: Path) -> None:
+    for left in reversed(range(_LOCK_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if left == 0:
+                who = _holder(lock)
+                raise DataDirError(
+                    f"{path} is in use by the node with process id {who or '(unknown)'}. Stop that one, or give this"
+                    " one another directory with --data-dir"
+                ) from error
+            time.sleep(_LOCK_PAUSE)
+        else:
+            return
+
+
+def _holder(lock: int) -> int:
+    """The process id in the lock file; 0 if its holder has not written it yet."""
+    text = os.pread(lock, 32, 0).strip()
+    return int(text) if text.isdigit() else 0
+
+
+def _explain(path: Path, error: OSError) -> str:
+    remedies = {
+        errno.EACCES: "is not writable by this user: change its owner, or choose another with --data-dir",
+        errno.EPERM: "is not writable by this user: change its owner, or choose another with --data-dir",
+        errno.EROFS: "is on a read-only file system: choose another with --data-dir",
+        errno.EEXIST: "is not a directory: choose another with --data-dir",
+        errno.ENOTDIR: "is not a directory: choose another with --data-dir",
+        errno.ENOSPC: "is on a full disk: make room, or choose another with --data-dir",
+        errno.ENOLCK: "is on a file system without locks: choose a local one with --data-dir",
+    }
+    return f"data directory {path} {remedies.get(error.errno or 0, f'cannot be used: {error.strerror or error}')}"

@@ -1,0 +1,198 @@
+"""`swarmnode doctor`: can this machine run a node, and what to do where it cannot."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import trio
+from packaging.requirements import Requirement
+
+from node.config import Config
+from node.datadir import DataDir
+from node.errors import NodeError
+from node.identity import Identity
+from node.text import clean
+from rl.errors import LearnerError
+from verifiers.base import VerifierError
+from verifiers.sandbox import open_sandbox
+from verifiers.stream import HELD_OUT_SEED, TaskStream
+
+_MIN_MEMORY_GB = 3.0
+"""The learner with SmolLM2-135M and a sandbox worker; below that a node swaps or is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line. `fail` keeps a node from running, `note` does not; both say what to do."""
+
+    name: str
+    state: Literal["ok", "note", "fail"]
+    text: str
+
+
+def examine(config: Config, as_json: bool) -> int:
+    """Run all checks and print each when it is done. Returns the exit status: 1 if one failed."""
+    checks: list[Check] = []
+    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, _verifiers, _network):
+        for check in group(config):
+            checks.append(check)
+            if not as_json:
+                print(f"{check.state:<5} {check.name:<12} {clean(check.text)}", flush=True)
+    if as_json:
+        print(json.dumps([asdict(check) for check in checks], indent=2, ensure_ascii=False))
+    failed = sum(check.state == "fail" for check in checks)
+    if not as_json:
+        print(f"\n{failed} to put right before a node can run" if failed else "\na node can run here")
+    return 1 if failed else 0
+
+
+def _python(config: Config) -> Iterator[Check]:
+    recent = sys.version_info >= (3, 11)
+    text = f"{platform.python_version()} in {sys.prefix}"
+    yield Check("python", "ok" if recent else "fail", text if recent else f"{text}: 3.11 or newer is needed")
+
+
+def _packages(config: Config) -> Iterator[Check]:
+    wanted = [Requirement(text) for text in importlib.metadata.requires("swarmnode") or ()]
+    needed = [requirement for requirement in wanted if requirement.marker is None]
+    wrong = 0
+    for requirement in needed:
+        try:
+            installed = importlib.metadata.version(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            installed = ""
+        # 2.13.0+cpu satisfies ==2.13.0; a pre-release may satisfy a range.
+        if not installed or not requirement.specifier.contains(installed, prereleases=True):
+            wrong += 1
+            found = f"{installed} is installed" if installed else "is not installed"
+            yield Check("packages", "fail", f"{requirement.name} {found}: run `pip install '{requirement}'`")
+    if not wrong:
+        yield Check("packages", "ok", f"all {len(needed)} as pinned; torch {importlib.metadata.version('torch')}")
+
+
+def _clash(config: Config) -> Iterator[Check]:
+    try:
+        other = importlib.metadata.version("verifiers")
+    except importlib.metadata.PackageNotFoundError:
+        yield Check("verifiers", "ok", "no other package of this name")
+        return
+    yield Check(
+        "verifiers",
+        "fail",
+        f"PyPI's verifiers {other} has the same import name: run `pip uninstall verifiers`, and keep it in another"
+        ' environment (verifier = "command" can use it there)',
+    )
+
+
+def _sinks(config: Config) -> Iterator[Check]:
+    for name in ("tensorboard", "trackio", "wandb"):
+        if getattr(config.sinks, name):
+            there = importlib.util.find_spec(name) is not None
+            advice = f'is on and not installed: run `pip install "swarmnode[{name}]"` or turn it off in [sinks]'
+            yield Check("sinks", "ok" if there else "fail", f"{name} {'is installed' if there else advice}")
+
+
+def _hardware(config: Config) -> Iterator[Check]:
+    memory = psutil.virtual_memory().total / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    text = f"{cores} CPU cores, {memory:.1f} GiB of memory"
+    if memory < _MIN_MEMORY_GB:
+        yield Check("hardware", "note", f"{text}: little; use [model] name = 'tiny', or a machine with more")
+    else:
+        yield Check("hardware", "ok", text)
+    import torch
+
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(number)
+            yield Check("gpu", "ok", f"{about.name}, {about.total_memory / 2**30:.0f} GiB")
+    elif torch.backends.mps.is_available():
+        yield Check("gpu", "ok", "Apple GPU (mps)")
+    elif shutil.which("nvidia-smi"):
+        yield Check(
+            "gpu", "note", "there is an NVIDIA driver, but this torch cannot use it: install torch's CUDA build"
+        )
+    else:
+        yield Check(
+            "gpu", "note", "none: the policy trains on the CPU, which suits models of some hundred million weights"
+        )
+
+
+def _data_dir(config: Config) -> Iterator[Check]:
+    path = config.node.data_dir
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest, prefix=".swarmnode-doctor-").cleanup()
+    except OSError as error:
+        yield Check("data", "fail", f"{nearest} cannot be written ({error.strerror}): choose another with --data-dir")
+        return
+    yield _guarded("data", lambda: _holder(path))
+    free = shutil.disk_usage(nearest).free // 2**20
+    enough = free >= config.storage.min_free_mb
+    advice = "" if enough else f": training pauses below {config.storage.min_free_mb}; make room"
+    yield Check("disk", "ok" if enough else "fail", f"{free} MiB free{advice}")
+    key = DataDir(path).identity_path
+    if key.exists():
+        yield _guarded("identity", lambda: Check("identity", "ok", f"node {Identity.load(key).node_id}"))
+
+
+def _holder(path: Path) -> Check:
+    pid = DataDir(path).running()
+    if pid is not None:
+        return Check(
+            "data", "note", f"{path} is in use: a node runs there (process {pid}), a second one would be refused"
+        )
+    return Check("data", "ok", f"{path} {'is writable and free' if path.exists() else 'can be made'}")
+
+
+def _model(config: Config) -> Iterator[Check]:
+    def check() -> Check:
+        from rl.models import resolve
+
+        resolved = resolve(config.model)
+        dtype = str(resolved.dtype).removeprefix("torch.")
+        return Check("model", "ok", f"{resolved.identity} on {resolved.device} in {dtype}, from {resolved.location}")
+
+    yield _guarded("model", check)
+
+
+def _verifiers(config: Config) -> Iterator[Check]:
+    async def try_out() -> list[Check]:
+        async with open_sandbox(config.verifiers) as sandbox:
+            await sandbox.ready()
+            got = sandbox.isolation
+            lacking = [name for name, done in got.items() if not done]
+            text = f"answers are scored in a process of their own, limited in {', '.join(n for n in got if got[n])}"
+            if lacking:
+                text += f"; this system does not allow to limit {', '.join(lacking)}, so run the node in a container"
+            stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED)
+            return [
+                Check("sandbox", "note" if lacking else "ok", text),
+                Check("tasks", "ok", f"{len(stream.kinds)} kinds can be made: {', '.join(stream.kinds)}"),
+            ]
+
+    try:
+        yield from trio.run(try_out)
+    except VerifierError as error:
+        yield Check("tasks", "fail", str(error))
+
+
+def _network(config: Config) -> Iterator[Check]:
+    yield Check("ports", "ok", "none needed: this version trains alone")
+
+
+def _guarded(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except (NodeError, LearnerError) as error:
+        return Check(name, "fail", str(error))

@@ -1,0 +1,231 @@
+"""The node's end of the learner process: `rl.protocols.Learner` over frames, and what happens when the child dies.
+
+The learner holds the weights and the engine; it can be out of memory, out of luck or killed without taking the node
+along. Requests are answered one at a time, in order.
+"""
+
+import contextlib
+import os
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from pydantic import TypeAdapter
+
+from node.background import background
+from node.errors import NodeError
+from rl.errors import LearnerError
+from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.settings import LearnerSettings
+from verifiers.base import Task
+from verifiers.process import Child, FrameError, spawn
+
+_TASKS = TypeAdapter(list[Task])
+_ROLLOUTS = TypeAdapter(list[RolloutGroup])
+_SCORED = TypeAdapter(list[ScoredGroup])
+_SAMPLING = TypeAdapter(Sampling)
+_STATS = TypeAdapter(UpdateStats)
+
+STOP_SECONDS = 30.0
+"""How long a request that was told to stop may take to notice: it looks between decode steps and micro-batches."""
+
+_EXIT_SECONDS = 5.0
+_REMEMBERED_LINES = 20
+
+_FORESEEN = {kind.__name__ for kind in LearnerError.__subclasses__()}
+
+Progress = Callable[[int, int, str], None]
+LogLine = Callable[[str, str], None]
+
+
+class LearnerDied(NodeError):
+    """The learner process ended by itself; another one can take over from the last checkpoint."""
+
+
+class LearnerFailed(NodeError):
+    """The learner could not do what it was asked and says why. Its policy is as it was."""
+
+
+class LearnerProcess:
+    """One life of the learner. Get one from `open_learner`.
+
+    Cancelling a request stops the learner's work and leaves the policy as it was before the request; after that only
+    `save` still works, which is what a node needs on its way out.
+    """
+
+    def __init__(self, child: Child, on_progress: Progress) -> None:
+        self._child = child
+        self._on_progress = on_progress
+        self._lock = trio.Lock()
+        self._next_id = 0
+        self.last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self.log_ended = trio.Event()
+        self.description: dict[str, Any] = {}
+
+    @property
+    def pid(self) -> int:
+        """The learner's process id."""
+        return self._child.pid
+
+    async def start(self, settings: LearnerSettings, trained: str | None) -> None:
+        """Load the model. `trained` names the model that a checkpoint was made with, if there is one.
+
+        Raises LearnerFailed if the model cannot be had, LearnerDied if the process ends.
+        """
+        await self._send({"settings": settings.model_dump(mode="json"), "trained": trained})
+        answer = await self._frame()
+        if "error" in answer:
+            raise _failure(answer["error"])
+        self.description = answer["ready"]
+
+    async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
+        """See `rl.protocols.Learner.generate`."""
+        result = await self._call(
+            "generate",
+            tasks=_TASKS.dump_python(list(tasks)),
+            sampling=_SAMPLING.dump_python(sampling),
+            seed=seed,
+            base=False,
+        )
+        return _ROLLOUTS.validate_python(result)
+
+    async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
+        """See `rl.protocols.Learner.update`. If it was applied before a cancellation reached it, it returns."""
+        return _STATS.validate_python(await self._call("update", groups=_SCORED.dump_python(list(groups)), seed=seed))
+
+    async def save(self, directory: Path) -> None:
+        """Write policy and optimiser into an existing empty directory."""
+        await self._call("save", directory=str(directory))
+
+    async def load(self, directory: Path) -> None:
+        """Take policy and optimiser from what `save` wrote."""
+        await self._call("load", directory=str(directory))
+
+    async def _call(self, operation: str, **arguments: Any) -> Any:
+        async with self._lock:
+            self._next_id += 1
+            identifier = self._next_id
+            await self._send({"id": identifier, "op": operation, "args": arguments})
+            try:
+                answer = await self._answer(identifier)
+            except trio.Cancelled:
+                stopped = await self._stop(identifier)
+                if stopped is None or not stopped["ok"]:
+                    raise
+                # It had finished after all. Saying so keeps this side's count of updates right; the caller meets the
+                # cancellation at its next checkpoint.
+                answer = stopped
+        if not answer["ok"]:
+            raise _failure(answer["error"])
+        return answer["result"]
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        """Send a whole frame: half of one would leave the learner waiting for the rest."""
+        try:
+            with trio.CancelScope(shield=True), trio.fail_after(STOP_SECONDS):
+                await self._child.frames.send(frame)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
+            raise await self._died() from error
+
+    async def _stop(self, identifier: int) -> Any:
+        """Tell the learner to stop its work. Its answer, or None if it had to be killed (and can save no more)."""
+        self._child.signal(signal.SIGTERM)
+        with trio.CancelScope(shield=True), trio.move_on_after(STOP_SECONDS):
+            with contextlib.suppress(LearnerDied):
+                return await self._answer(identifier)
+            return None
+        self.last_lines.append(f"it did not stop within {STOP_SECONDS:g} s, so it was killed")
+        await self._child.kill()
+        return None
+
+    async def _answer(self, identifier: int) -> Any:
+        while True:
+            answer = await self._frame()
+            if answer.get("id") != identifier:
+                continue
+            if "progress" in answer:
+                self._on_progress(*answer["progress"])
+                continue
+            return answer
+
+    async def _frame(self) -> Any:
+        try:
+            return await self._child.frames.receive()
+        except (EOFError, FrameError, trio.ClosedResourceError) as error:
+            raise await self._died() from error
+
+    async def _died(self) -> LearnerDied:
+        status = await self._child.kill()
+        with trio.CancelScope(shield=True), trio.move_on_after(1):
+            await self.log_ended.wait()
+        if status < 0:
+            how = f"was ended by {signal.Signals(-status).name}"
+            if -status == signal.SIGKILL:
+                how += " (when nobody sent it, the system ran out of memory: lower [training] token_budget or"
+                how += " [engine] max_sequences)"
+        else:
+            how = f"ended with status {status}"
+        said = "".join(f"\n  {line}" for line in self.last_lines)
+        return LearnerDied(f"the learner process {how}{said}")
+
+
+@contextlib.asynccontextmanager
+async def open_learner(on_progress: Progress, on_log: LogLine) -> AsyncIterator[LearnerProcess]:
+    """A learner process, to be given its settings by `start`. It is gone, with all it started, when the block is left.
+
+    `on_progress(done, total, unit)` follows long work, `on_log(level, text)` gets each line the learner logs.
+    """
+    reader, writer = os.pipe()
+    try:
+        # Files the learner writes are this node's own; its environment is the node's, for caches, proxies and tokens.
+        child = spawn("rl.learner_child", env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}, stderr=writer)
+    except OSError:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    learner = LearnerProcess(child, on_progress)
+
+    def remember(level: str, text: str) -> None:
+        learner.last_lines.append(text)
+        on_log(level, text)
+
+    async with background() as nursery:
+        nursery.start_soon(_read_log, reader, remember, learner.log_ended)
+        try:
+            yield learner
+        finally:
+            # The end of the channel tells the learner to go.
+            with trio.CancelScope(shield=True):
+                await child.frames.aclose()
+                with trio.move_on_after(_EXIT_SECONDS):
+                    await child.wait()
+                await child.kill()
+
+
+async def _read_log(reader: int, on_log: LogLine, ended: trio.Event) -> None:
+    """Hand on the learner's log, a line at a time: `LEVEL text`, or bare text from libraries."""
+    async with trio.lowlevel.FdStream(reader) as stream:
+        rest = b""
+        async for piece in stream:
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                text = line.decode("utf-8", "replace").rsplit("\r", 1)[-1].rstrip()
+                level, _, message = text.partition(" ")
+                if level in {"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"}:
+                    on_log(level.lower(), message)
+                elif text:
+                    on_log("debug", text)
+    ended.set()
+
+
+def _failure(error: dict[str, Any]) -> Exception:
+    """What to raise for an error frame: the message alone where the learner foresaw it, else the traceback too."""
+    if error.get("errno") is not None:
+        return OSError(error["errno"], error["message"])
+    if error["type"] in _FORESEEN:
+        return LearnerFailed(error["message"])
+    return LearnerFailed(f"{error['type']}: {error['message']}\n{error['traceback']}")

@@ -1,0 +1,99 @@
+"""The model card of an exported policy: base model, tasks, rounds, training record and held-out accuracy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from node.config import Config
+from node.datadir import DataDir
+from node.errors import NodeError
+from node.evaluation import Evaluation, table
+from node.record import MetricsFile, Record
+
+_PERIODS = 10
+"""Rows of the training record."""
+
+
+def model_card(config: Config, base: str, rounds: int, merged: bool) -> str:
+    """The README.md of the policy after `rounds` rounds. `base` is the identity of the model that was trained.
+
+    Raises RecordError or NodeError if the data directory holds something that no node wrote.
+    """
+    data = DataDir(config.node.data_dir)
+    records = [record for record in MetricsFile(data.metrics_path).read() if record.round <= rounds]
+    # A path is of no use to others, and says more about this machine than it should.
+    shown = Path(base).name if Path(base).is_absolute() else base
+    parts = [
+        _front_matter(base, merged),
+        f"# {shown}, trained with swarmnode",
+        f"{'A whole model' if merged else 'A LoRA adapter (peft)'}, trained from `{shown}` for {rounds} rounds by"
+        " reinforcement learning with verifiable rewards (GRPO in the rounds of SAPO, arXiv 2509.08721).",
+        "## Tasks",
+        "\n".join(f"- {entry.verifier}: {_task(entry.config)}" for entry in config.tasks.mix),
+        "## Training",
+        _settings(config),
+        _training_record(records),
+        "## Held-out accuracy",
+        _held_out(data),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(base: str, merged: bool) -> str:
+    on_hub = base.count("/") == 1 and not Path(base).is_absolute()
+    lines = [f"base_model: {json.dumps(base)}"] if on_hub else []
+    lines += [
+        f"library_name: {'transformers' if merged else 'peft'}",
+        "tags: [swarmnode, grpo, reinforcement-learning]",
+    ]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _task(config: dict[str, Any]) -> str:
+    """The data set and its options; what looks like a file keeps its last part only."""
+    dataset = config.get("dataset")
+    options = {
+        key: Path(value).name if isinstance(value, str) and "/" in value else value
+        for key, value in config.items()
+        if key != "dataset"
+    }
+    return f"{dataset or ''} {json.dumps(options, ensure_ascii=False) if options else ''}".strip()
+
+
+def _settings(config: Config) -> str:
+    training, sampling = config.training, config.sampling
+    adapter = f"LoRA of rank {config.lora.rank}" if config.lora.rank else "all weights trained"
+    return (
+        f"{config.sharing.local} groups of {sampling.group_size} completions a round, at most"
+        f" {sampling.max_new_tokens} tokens, temperature {sampling.temperature}; {adapter}, learning rate"
+        f" {training.lr}, clip {training.clip_low} / {training.clip_high}, KL weight {training.kl}."
+    )
+
+
+def _training_record(records: list[Record]) -> str:
+    if not records:
+        return "No record of the rounds was kept."
+    lines = ["| rounds | mean reward | tokens generated | informative groups |", "|---|---|---|---|"]
+    size = -(-len(records) // _PERIODS)
+    for start in range(0, len(records), size):
+        part = records[start : start + size]
+        reward = sum(record.reward_local for record in part) / len(part)
+        informative = sum(record.informative_fraction for record in part) / len(part)
+        tokens = sum(record.tokens_generated for record in part)
+        lines.append(f"| {part[0].round} to {part[-1].round} | {reward:.3f} | {tokens} | {informative:.0%} |")
+    return "\n".join(lines)
+
+
+def _held_out(data: DataDir) -> str:
+    try:
+        evaluation = Evaluation.model_validate_json(data.evaluation_path.read_bytes())
+    except FileNotFoundError:
+        return "Not measured."
+    except (OSError, ValidationError) as error:
+        raise NodeError(f"{data.evaluation_path} cannot be read ({error}): run `swarmnode eval` again") from error
+    after = "the base model alone" if evaluation.round is None else f"after round {evaluation.round}"
+    return (
+        f"In percent, {after}, on tasks that were never trained on:\n\n```\n" + "\n".join(table(evaluation)) + "\n```"
+    )

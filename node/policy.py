@@ -1,0 +1,52 @@
+"""The current policy of a data directory, in this process: for `eval`, `chat` and `export`, while a node may run."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from node.config import Config
+from node.datadir import DataDir
+from rl.checkpoint import Checkpoint, CheckpointReader
+from rl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from rl.learner import Learner
+
+_TRIES = 3
+"""A running node prunes checkpoints; one may go between being found and being read."""
+
+
+@dataclass(frozen=True)
+class CurrentPolicy:
+    """A loaded learner. `checkpoint` is None if nothing has been saved yet: the policy is then the base model."""
+
+    learner: "Learner"
+    checkpoint: Checkpoint | None
+
+
+def checkpoints_of(config: Config) -> CheckpointReader:
+    """The checkpoints in the data directory."""
+    return CheckpointReader(DataDir(config.node.data_dir).checkpoints_path)
+
+
+def load_policy(config: Config) -> CurrentPolicy:
+    """The policy of the newest good checkpoint. Raises ModelError, or CheckpointError if it fits other settings."""
+    # Takes seconds; what is wrong before this is said at once.
+    from transformers.utils import logging as transformers_logging
+
+    from rl.learner import Learner
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    checkpoints = checkpoints_of(config)
+    checkpoint = checkpoints.newest()
+    learner = Learner(config.learner_settings(), checkpoint.state["model"] if checkpoint else None)
+    for left in reversed(range(_TRIES)):
+        if checkpoint is None:
+            break
+        try:
+            learner.load(checkpoint.path)
+            break
+        except CheckpointError:
+            if left == 0 or checkpoint.path.exists():
+                raise
+            checkpoint = checkpoints.newest()
+    return CurrentPolicy(learner, checkpoint)

@@ -1,0 +1,206 @@
+"""The record of a run: `metrics.jsonl`, one JSON object a round. `docs/metrics.md` is its reference."""
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from node.datadir import sync_directory
+from node.errors import NodeError
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda value: round(value, 4))]
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN: what is not a number is not known."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class RecordError(NodeError):
+    """`metrics.jsonl` holds something that no node wrote."""
+
+
+class Record(BaseModel):
+    """One finished round. The keys, their order and their meaning are stable; later versions may only add to them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    round: int = Field(ge=1)
+    """Number of the round. The first is 1, and each is there once."""
+
+    time: float
+    """When the round was finished: seconds since 1970 (UTC)."""
+
+    policy_step: Count
+    """Optimiser steps the policy has taken since its base model."""
+
+    local_groups: Count
+    """Rollout groups this node sampled itself in this round."""
+
+    external_groups: Count
+    """Rollout groups of other nodes that entered the update."""
+
+    reward_local: float
+    """Mean reward of the node's own completions, from 0 to 1. Others' completions never count here."""
+
+    reward_external: Measured
+    """Mean reward, by this node's own verifiers, of the external completions; null if there were none."""
+
+    informative_fraction: float = Field(ge=0, le=1)
+    """Share of the local groups whose rewards differ; only those have a gradient."""
+
+    tokens_generated: Count
+    """Tokens sampled in this round, end-of-sequence tokens included."""
+
+    seconds_generate: Seconds
+    """Wall-clock time spent sampling, in seconds."""
+
+    seconds_score: Seconds
+    """Wall-clock time spent scoring, in seconds."""
+
+    seconds_update: Seconds
+    """Wall-clock time of the learning step, in seconds."""
+
+    tokens_trained: Count
+    """Completion tokens that entered the loss, once however many epochs."""
+
+    loss: Measured
+    """Mean loss over the round's optimiser steps; null if there was none."""
+
+    clip_fraction: Measured
+    """Share of the trained tokens whose probability ratio was clipped; null if no step was taken."""
+
+    entropy: Measured
+    """Mean entropy of the policy at the trained positions, in nats a token; null if no step was taken."""
+
+    grad_norm: Measured
+    """Mean norm of the gradient before clipping; null if no step was taken."""
+
+    engine_logprob_gap: Measured
+    """Mean absolute difference between the log-probs of engine and policy on the sampled tokens, in nats; null if
+    the engine reported none."""
+
+    peers: Count
+    """Nodes connected when the round ended."""
+
+    batches_sent: Count
+    """Batches of rollouts sent to other nodes in this round."""
+
+    batches_received: Count
+    """Batches of rollouts that came from other nodes in this round."""
+
+    rejected: dict[str, Count]
+    """What was refused in this round: reason, and how often."""
+
+
+class MetricsFile:
+    """`metrics.jsonl`. One process writes it (the one that holds the data directory's lock); any may read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._last: int | None = None
+
+    def append(self, record: Record) -> None:
+        """Add one line and make it last. On an error (a full disk) the file stays as it was.
+
+        Raises OSError, or ValueError for a round that is not later than the last one: `rewind` first.
+        """
+        last = self._prepare()
+        if record.round <= last:
+            raise ValueError(f"round {record.round} is recorded already: the last one is {last}")
+        line = record.model_dump_json().encode() + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            length = file.tell()
+            try:
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(length)
+                raise
+        if length == 0:
+            sync_directory(self._path.parent)
+        self._last = record.round
+
+    def rewind(self, last_round: int) -> int:
+        """Drop the rounds after `last_round` and a torn last line. Returns how many whole rounds went.
+
+        Raises OSError, or RecordError if the file is none of ours.
+        """
+        end, last, dropped = 0, 0, 0
+        for offset, record in self._scan():
+            if record.round <= last_round:
+                end, last = offset, record.round
+            else:
+                dropped += 1
+        self._cut(end)
+        self._last = last
+        return dropped
+
+    def read(self) -> Iterator[Record]:
+        """The rounds, oldest first; none if there is no file. A torn last line, left by a crash, is passed over.
+
+        Raises RecordError for any other line that is not a record, or that is out of order.
+        """
+        for _, record in self._scan():
+            yield record
+
+    def last(self, count: int) -> list[Record]:
+        """The newest `count` rounds, oldest first. Raises RecordError."""
+        return list(self.read())[-count:]
+
+    def _prepare(self) -> int:
+        """The last round in the file, which is brought to end after a whole line."""
+        if self._last is None:
+            end, last = 0, 0
+            for end, record in self._scan():  # noqa: B007
+                last = record.round
+            self._cut(end)
+            self._last = last
+        return self._last
+
+    def _cut(self, length: int) -> None:
+        """Drop what stands after `length` bytes. Needs no room on the disk; a crash leaves the old end or the new."""
+        if self._path.exists() and self._path.stat().st_size > length:
+            os.truncate(self._path, length)
+
+    def _scan(self) -> Iterator[tuple[int, Record]]:
+        """Each record and the offset behind its line."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        end, last = 0, 0
+        lines = data.splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            torn = number == len(lines) and not line.endswith(b"\n")
+            try:
+                record = Record.model_validate(json.loads(line))
+            except (ValueError, ValidationError) as error:
+                # The last line may be cut short, or be zeros where a machine lost power before the data was on disk.
+                if torn or (number == len(lines) and not line.strip(b"\0 \n")):
+                    return
+                raise RecordError(f"{self._path}:{number}: is not a record: {_first(error)}") from error
+            if torn:
+                return
+            if record.round <= last:
+                raise RecordError(f"{self._path}:{number}: round {record.round} stands after round {last}")
+            end, last = end + len(line), record.round
+            yield end, record
+
+
+def _first(error: ValueError) -> str:
+    if isinstance(error, ValidationError):
+        detail = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}"
+    return str(error)

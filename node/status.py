@@ -1,0 +1,116 @@
+"""`swarmnode status`: how far a node is, read from its data directory without disturbing it."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from node.config_sources import load_run
+from node.datadir import DataDir
+from node.identity import Identity
+from node.record import MetricsFile, Record
+from rl.checkpoint import CheckpointReader
+from rl.pool import SqlitePool
+
+RECENT_ROUNDS = 50
+"""Rounds that averages look back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one kind of task went lately: mean reward over so many groups."""
+
+    kind: str
+    groups: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What can be said about a node from outside. `pid` is None if it does not run."""
+
+    data_dir: str
+    node_id: str | None
+    name: str
+    model: str | None
+    pid: int | None
+    rounds: int
+    last: Record | None
+    reward_recent: float | None
+    checkpoints: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+
+
+def gather(path: Path) -> Status:
+    """Read a data directory. Raises DataDirError, RecordError, IdentityError or ConfigError if it is damaged."""
+    data = DataDir.look(path)
+    records = MetricsFile(data.metrics_path).last(RECENT_ROUNDS)
+    config = load_run(data.config_path).config if data.config_path.is_file() else None
+    last = records[-1] if records else None
+    return Status(
+        data_dir=str(data.path),
+        node_id=Identity.load(data.identity_path).node_id if data.identity_path.is_file() else None,
+        name=config.node.name if config else "",
+        model=config.model.name if config else None,
+        pid=data.running(),
+        rounds=last.round if last else 0,
+        last=last,
+        reward_recent=sum(r.reward_local for r in records) / len(records) if records else None,
+        checkpoints=tuple(CheckpointReader(data.checkpoints_path).rounds()),
+        kinds=_kinds(data, max(1, last.round - RECENT_ROUNDS + 1)) if last else (),
+    )
+
+
+def print_status(path: Path, as_json: bool) -> None:
+    """Print the status of a node as a table or as JSON."""
+    status = gather(path)
+    if as_json:
+        print(json.dumps(to_json(status), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(status)))
+
+
+def to_json(status: Status) -> dict[str, Any]:
+    """Plain values; `last` has the keys of `metrics.jsonl`."""
+    return {**asdict(status), "last": status.last.model_dump(mode="json") if status.last else None}
+
+
+def _kinds(data: DataDir, since: int) -> tuple[Kind, ...]:
+    if not data.pool_path.is_file():
+        return ()
+    with SqlitePool(data.pool_path, max_groups=1) as pool:
+        return tuple(Kind(row.kind, row.groups, row.reward) for row in pool.success(since))
+
+
+def _lines(status: Status) -> list[str]:
+    name = f" ({status.name})" if status.name else ""
+    rows = [
+        ("node", f"{status.node_id or 'has no identity yet'}{name}"),
+        ("data", status.data_dir),
+        ("model", status.model or "not known: never started"),
+        ("state", f"running, process {status.pid}" if status.pid is not None else "not running"),
+        ("round", str(status.rounds)),
+    ]
+    if status.last is not None:
+        last, ago = status.last, max(0, int(time.time() - status.last.time))
+        rows += [
+            ("finished", f"{ago} s ago"),
+            ("reward", f"{last.reward_local:.3f}, mean of the last {RECENT_ROUNDS} rounds {status.reward_recent:.3f}"),
+            ("time", _shares([last])),
+        ]
+    saved = ", ".join(str(number) for number in status.checkpoints) or "none yet"
+    rows.append(("checkpoints", f"after round {saved}" if status.checkpoints else saved))
+    lines = [f"{label:<12} {text}" for label, text in rows]
+    if status.kinds:
+        lines += ["", f"{'task':<28} {'success':>8} {'groups':>7}   (last {RECENT_ROUNDS} rounds)"]
+        lines += [f"{kind.kind:<28} {kind.reward:>8.1%} {kind.groups:>7}" for kind in status.kinds]
+    return lines
+
+
+def _shares(records: Sequence[Record]) -> str:
+    generate = sum(r.seconds_generate for r in records)
+    score = sum(r.seconds_score for r in records)
+    update = sum(r.seconds_update for r in records)
+    return f"{generate:.1f} s generate, {score:.1f} s score, {update:.1f} s update"

@@ -1,0 +1,45 @@
+"""One request to stop, which cancels whatever may be interrupted and nothing else."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import trio
+
+
+class Stop:
+    """Set once, by a signal. Work that may be cut short runs inside `interruptible`."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._scopes: set[trio.CancelScope] = set()
+
+    def request(self) -> None:
+        """Ask for a clean end: now and from now on, interruptible work is cancelled."""
+        self.requested = True
+        for scope in self._scopes:
+            scope.cancel()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A block that ends early, without an exception, when a stop is requested."""
+        with trio.CancelScope() as scope:
+            if self.requested:
+                scope.cancel()
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+
+
+async def watch_signals(stop: Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+    """SIGINT and SIGTERM request a stop; a second one ends the node at once, as Ctrl-C pressed twice means."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.requested:
+                raise KeyboardInterrupt
+            stop.request()
+    raise AssertionError("a signal receiver has no end")

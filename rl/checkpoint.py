@@ -1,0 +1,180 @@
+"""Checkpoints on disk: a directory a round, complete or not there at all.
+
+A checkpoint is written into a temporary directory, listed with sizes and SHA-256 in a manifest, forced to disk and only
+then renamed into place, so a power cut or a full disk costs the one being written and no other. The newest whose files
+match its manifest wins.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+MANIFEST, STATE = "manifest.json", "state.json"
+_ROUND = re.compile(r"\d{8}")
+_TEMPORARY, _REPLACED = ".writing-", ".replaced-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose files are all as they were written. `state` is what the daemon stored with it."""
+
+    round: int
+    path: Path
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+
+class CheckpointReader:
+    """The checkpoints of a node that may be running: looked at, never changed. `damaged` are those passed over."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.damaged: list[Damaged] = []
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, or None. Those passed over are in `damaged`, and logged."""
+        self.damaged = []
+        for path in self._newest_first():
+            try:
+                return _verified(path)
+            except CheckpointError as error:
+                if not path.exists():
+                    continue  # its node has just pruned it
+                self.damaged.append(Damaged(path, str(error)))
+                log.warning("checkpoint %s is damaged (%s): falling back to the one before", path, error)
+        return None
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, whole or not, oldest first."""
+        return [int(path.name) for path in reversed(self._newest_first())]
+
+    def _newest_first(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        rounds = [path for path in self.directory.iterdir() if _ROUND.fullmatch(path.name) and path.is_dir()]
+        return sorted(rounds, key=lambda path: path.name, reverse=True)
+
+
+class CheckpointStore(CheckpointReader):
+    """The checkpoints of this node, which alone writes there."""
+
+    def __init__(self, directory: Path, keep: int = 3) -> None:
+        """Open (and make) `directory`, removing what a killed process left half done. Raises OSError, ValueError."""
+        if keep < 1:
+            raise ValueError("at least one checkpoint has to be kept")
+        super().__init__(directory)
+        self.keep = keep
+        directory.mkdir(parents=True, exist_ok=True)
+        for left in directory.iterdir():
+            if left.name.startswith(_REPLACED):
+                self._put_back(left)
+            if left.name.startswith(_TEMPORARY):
+                shutil.rmtree(left)
+
+    def _put_back(self, left: Path) -> None:
+        """Finish a replacement that a kill cut in two: the old checkpoint returns if the new one did not arrive."""
+        target = self.directory / left.name.removeprefix(_REPLACED)
+        if target.exists():
+            shutil.rmtree(left)
+        else:
+            left.rename(target)
+
+    @contextmanager
+    def writing(self, round_number: int, state: Mapping[str, Any]) -> Iterator[Path]:
+        """A directory to write the files of a checkpoint into; on leaving the block it becomes the checkpoint.
+
+        `state` (JSON values) is kept with them. If the block or the disk fails, nothing of it stays and the error goes
+        on. A checkpoint of the same round is replaced.
+        """
+        target = self.directory / f"{round_number:08d}"
+        temporary = self.directory / f"{_TEMPORARY}{target.name}"
+        temporary.mkdir()
+        try:
+            yield temporary
+            (temporary / STATE).write_text(json.dumps({**state, "round": round_number}, indent=1), "utf-8")
+            files = sorted(path for path in temporary.rglob("*") if path.is_file())
+            manifest = {path.relative_to(temporary).as_posix(): _fingerprint(path) for path in files}
+            (temporary / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), "utf-8")
+            _sync_tree(temporary)
+            self._move_into_place(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        self.prune()
+
+    def _move_into_place(self, temporary: Path, target: Path) -> None:
+        replaced = self.directory / f"{_REPLACED}{target.name}"
+        if target.exists():
+            target.rename(replaced)
+        temporary.rename(target)
+        _sync(self.directory)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+
+    def prune(self) -> None:
+        """Remove all but the newest `keep` checkpoints that are whole. Damaged ones newer than those stay."""
+        good = 0
+        for path in self._newest_first():
+            if good >= self.keep:
+                shutil.rmtree(path)
+                continue
+            try:
+                _verified(path)
+            except CheckpointError:
+                continue
+            good += 1
+
+
+def _verified(path: Path) -> Checkpoint:
+    try:
+        manifest = json.loads((path / MANIFEST).read_text("utf-8"))["files"]
+        for name, expected in manifest.items():
+            found = _fingerprint(path / name)
+            if found["size"] != expected["size"]:
+                raise CheckpointError(f"{name} has {found['size']} bytes, not {expected['size']}")
+            if found != expected:
+                raise CheckpointError(f"{name} is not what was written")
+        state = json.loads((path / STATE).read_text("utf-8"))
+        return Checkpoint(int(state["round"]), path, state)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{type(error).__name__}: {error}") from error
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"sha256": digest, "size": file.tell()}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(directory: Path) -> None:
+    """Force every file, and then every directory that names one, to disk."""
+    for path in sorted(directory.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(directory)

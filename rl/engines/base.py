@@ -1,0 +1,56 @@
+"""What the learner needs of an inference engine."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rl.rollouts import Sampling
+
+Progress = Callable[[int, int, str], None]
+Stop = Callable[[], bool]
+Emit = Callable[[int], None]
+"""Called with each token of a single completion as it is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Token ids of one completion (the stop token included if it `finished`), and the log-prob of each.
+
+    Log-probs are in nats, of the model's plain distribution: at temperature 1, before any top-p cut.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finished: bool
+
+
+class InferenceEngine(Protocol):
+    """Samples completions from the current policy."""
+
+    name: str
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
+        *,
+        base: bool = False,
+        stop: Stop,
+        progress: Progress,
+        emit: Emit | None = None,
+    ) -> list[list[Sampled]]:
+        """`sampling.samples` completions for each prompt (token ids), in order; the same for the same seed.
+
+        `base` samples from the model before any training. `progress` gets completions done and wanted; `emit` is for a
+        single completion. Raises Stopped, or OutOfMemory.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """The policy's weights have changed: sample from the new ones from now on, without reloading the model."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        ...

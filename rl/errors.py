@@ -1,0 +1,33 @@
+"""What can go wrong on the learning side, one type for each boundary. Imports nothing: any process can name them.
+
+`LearnerError` and its subclasses carry a message for a person, saying what to do. Everything else that escapes the
+learner is a fault of the program.
+"""
+
+
+class LearnerError(Exception):
+    """The learner could not do what was asked. The message says what to change."""
+
+
+class ModelError(LearnerError):
+    """The model cannot be found, reached or used."""
+
+
+class PromptError(LearnerError):
+    """This task cannot be shown to this model (too long, or its chat template refuses it); others may be."""
+
+
+class TrainingError(LearnerError):
+    """The update failed. Policy and optimiser are as they were before it."""
+
+
+class OutOfMemory(LearnerError):
+    """Memory ran out even with the smallest batch. Policy and optimiser are as they were before."""
+
+
+class CheckpointError(LearnerError):
+    """A saved policy cannot be loaded: damaged, or made with another model or other adapter settings."""
+
+
+class Stopped(LearnerError):
+    """The work was stopped on request. Policy and optimiser are as they were before it."""

@@ -1,0 +1,70 @@
+"""Log-probs and entropies of single tokens from hidden states, without ever holding all logits.
+
+The logits of N tokens over a vocabulary V are the largest tensor of a small model's learning step. Here they exist only
+for a piece of the tokens at a time, and where the output layer is frozen, as under LoRA, what the backward pass needs
+of them is one vector of the model's width for each token, which the forward pass leaves behind.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_AT_ONCE = 2**24
+"""Elements of the logits held at once: 64 MiB in float32, and still enough rows to keep a matrix product busy."""
+
+
+def token_scores(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probs of `targets` [N] and entropies [N], in nats and float32, from hidden states [N, d].
+
+    `head` is the model's output layer, [N, d] to [N, V]. The log-probs carry a gradient, the entropies none.
+    """
+    if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
+        logprobs, entropies = _FrozenHead.apply(hidden, head.weight, targets)  # type: ignore[no-untyped-call]
+        return logprobs, entropies
+    rows = max(1, LOGITS_AT_ONCE // head(hidden[:1]).shape[-1])
+    pieces = [
+        checkpoint(_piece, head, h, t, use_reentrant=False)
+        for h, t in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True)
+    ]
+    return torch.cat([logprob for logprob, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
+
+
+def _piece(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float()
+    normaliser = torch.logsumexp(logits, dim=-1)
+    logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
+    with torch.no_grad():
+        probabilities = torch.exp(logits - normaliser[:, None])
+        return logprobs, normaliser - torch.linalg.vecdot(probabilities, logits)
+
+
+class _FrozenHead(torch.autograd.Function):
+    """A token's log-prob depends on its own hidden state alone, so its derivative is one row: W[target] - p W."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        derivative = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        rows = max(1, LOGITS_AT_ONCE // len(weight))
+        for start in range(0, len(hidden), rows):
+            piece = slice(start, start + rows)
+            logits = (hidden[piece] @ weight.T).float()
+            normaliser = torch.logsumexp(logits, dim=-1)
+            logprobs[piece] = logits.gather(-1, targets[piece, None])[:, 0] - normaliser
+            probabilities = torch.exp(logits - normaliser[:, None])
+            entropies[piece] = normaliser - torch.linalg.vecdot(probabilities, logits)
+            if derivative is not None:
+                derivative[piece] = weight[targets[piece]] - probabilities.to(weight.dtype) @ weight
+        ctx.save_for_backward(derivative)
+        ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: FunctionCtx, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, None, None]:
+        (derivative,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return (logprobs[:, None] * derivative).to(derivative.dtype), None, None

@@ -1,0 +1,227 @@
+"""The learner: model, engine, policy and optimiser behind a handful of plain synchronous calls.
+
+It is the only place that holds weights. The node reaches it through `rl.learner_child`, a process of its own. All
+randomness derives from the seeds that calls are given, so weights and optimiser are all there is to save.
+"""
+
+import importlib.metadata
+import io
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl.batches import Group, Row
+from rl.engines.base import InferenceEngine
+from rl.engines.transformers import TransformersEngine
+from rl.errors import CheckpointError, ModelError, PromptError
+from rl.models import resolve
+from rl.policy import Policy, Progress, Stop, check_stop, never, no_progress
+from rl.prompts import Message, decode, encode_completion, render, render_messages
+from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.settings import LearnerSettings
+from rl.weights import write_tensors
+from verifiers.base import Task
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
+
+
+class Learner:
+    """See the module. `stop` is asked during long work; once it says yes, generate and update raise Stopped."""
+
+    def __init__(self, settings: LearnerSettings, trained: str | None = None, *, stop: Stop = never) -> None:
+        """Load the model. `trained` is the identity that an existing checkpoint was trained from. Raises ModelError."""
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.settings = settings
+        self.policy = Policy(resolve(settings.model, trained), settings)
+        self.tokenizer = self.policy.tokenizer
+        self.engine: InferenceEngine = TransformersEngine(self.policy, settings.engine.max_sequences)
+        self._stop = stop
+
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: Sampling,
+        seed: int,
+        *,
+        base: bool = False,
+        progress: Progress = no_progress,
+    ) -> list[RolloutGroup]:
+        """Sample a group for each task, in order. `base` asks the model before any training.
+
+        Raises PromptError if a task does not fit the model's context, Stopped, OutOfMemory.
+        """
+        check_stop(self._stop)
+        room = self.policy.context - sampling.max_new_tokens
+        prompts = [render(self.tokenizer, self.settings.prompt, task, room) for task in tasks]
+        sampled = self.engine.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress)
+        step = 0 if base else self.policy.step
+        return [
+            RolloutGroup(
+                task,
+                tuple(Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs) for s in group),
+                step,
+            )
+            for task, group in zip(tasks, sampled, strict=True)
+        ]
+
+    def update(self, groups: Sequence[ScoredGroup], seed: int, *, progress: Progress = no_progress) -> UpdateStats:
+        """One learning step on these groups, own and others' alike.
+
+        A group that does not fit the model is left out with a warning. Raises TrainingError, OutOfMemory or Stopped,
+        each with policy and optimiser as they were.
+        """
+        check_stop(self._stop)
+        stats = self.policy.update(self._tokenised(groups), seed, stop=self._stop, progress=progress)
+        self.engine.refresh()
+        return stats
+
+    def _tokenised(self, groups: Sequence[ScoredGroup]) -> list[Group]:
+        kept: list[Group] = []
+        for scored in groups:
+            if self.settings.training.zero_variance == "drop" and not any(scored.advantages):
+                continue
+            try:
+                group = self._group(scored)
+            except PromptError as error:
+                log.warning("a group of %s is not trained on: %s", scored.origin, error)
+                continue
+            if group.rows:
+                kept.append(group)
+        return kept
+
+    def _group(self, scored: ScoredGroup) -> Group:
+        prompt = render(self.tokenizer, self.settings.prompt, scored.group.task, self.policy.context - 1)
+        rows: list[Row] = []
+        for completion, advantage in zip(scored.group.completions, scored.advantages, strict=True):
+            if self.settings.training.truncated == "drop" and not completion.finished:
+                continue
+            # An own completion's ids are what was sampled; its text need not tokenise to the same.
+            tokens = completion.tokens
+            if tokens is None:
+                tokens = tuple(encode_completion(self.tokenizer, completion.text, completion.finished))
+            if len(prompt) + len(tokens) > self.policy.context:
+                log.warning("a completion of %d tokens from %s is left out: too long", len(tokens), scored.origin)
+            elif tokens:
+                rows.append(Row(tokens, advantage, completion.logprobs))
+        return Group(tuple(prompt), tuple(rows))
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling: Sampling,
+        seed: int,
+        *,
+        base: bool = False,
+        say: Callable[[str], None] | None = None,
+    ) -> Completion:
+        """The policy's next turn in a chat, or the base model's. `say` gets its text piece by piece as it comes."""
+        prompt = render_messages(self.tokenizer, messages)
+        if len(prompt) + sampling.max_new_tokens > self.policy.context:
+            raise PromptError(f"the chat is {len(prompt)} tokens long, too much for this model: start a new one")
+        tokens: list[int] = []
+        said = ""
+
+        def emit(token: int) -> None:
+            nonlocal said
+            tokens.append(token)
+            text = decode(self.tokenizer, tokens)
+            # A character may take several tokens; until the last has come it reads as U+FFFD.
+            if say is not None and not text.endswith("\ufffd"):
+                say(text[len(said) :])
+                said = text
+
+        one = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_p)
+        [[s]] = self.engine.generate([prompt], one, seed, base=base, stop=self._stop, progress=no_progress, emit=emit)
+        return Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs)
+
+    def save(self, directory: Path) -> None:
+        """Write policy and optimiser into an existing directory: the adapter as peft reads it. Raises OSError."""
+        self.policy.weights.save(directory)
+        # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
+        optimizer = io.BytesIO()
+        torch.save(self.policy.optimizer.state_dict(), optimizer)
+        (directory / OPTIMIZER_FILE).write_bytes(optimizer.getbuffer())
+        state = {
+            "format": FORMAT,
+            "model": self.policy.resolved.identity,
+            "step": self.policy.step,
+            "lora": self.settings.lora.model_dump(),
+        }
+        (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Take policy and optimiser from what `save` wrote. Raises CheckpointError, with nothing changed."""
+        state = _read_state(directory / STATE_FILE)
+        mine = {"model": self.policy.resolved.identity, "lora": self.settings.lora.model_dump()}
+        for key, value in mine.items():
+            if state[key] != value:
+                raise CheckpointError(
+                    f"the checkpoint in {directory} was made with {key} {state[key]!r} and this node has {value!r}: "
+                    "restore that setting or start with an empty data directory"
+                )
+        values = self.policy.weights.read(directory)
+        path = directory / OPTIMIZER_FILE
+        try:
+            optimizer = torch.load(path, map_location=self.policy.resolved.device, weights_only=True)
+            self.policy.optimizer.load_state_dict(optimizer)
+        except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        self.policy.weights.restore(values)
+        self.policy.step = int(state["step"])
+        self.engine.refresh()
+
+    def describe(self) -> dict[str, Any]:
+        """What is running: plain values for a person or a log."""
+        model, resolved = self.policy.model, self.policy.resolved
+        return {
+            "model": resolved.identity,
+            "location": str(resolved.location),
+            "parameters": sum(p.numel() for n, p in model.named_parameters() if ".lora_" not in n),
+            "trained_parameters": self.policy.weights.count,
+            "dtype": str(resolved.dtype).removeprefix("torch."),
+            "device": resolved.device,
+            "context": self.policy.context,
+            "engine": self.engine.name,
+            "policy_step": self.policy.step,
+            "token_budget": self.policy.token_budget,
+            "threads": torch.get_num_threads(),
+            "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")},
+        }
+
+    def export(self, directory: Path, *, merged: bool) -> None:
+        """Write the policy for others into an existing directory: safetensors, configuration and tokenizer.
+
+        `merged` gives a whole model that transformers loads by itself, otherwise the adapter that peft puts on the base
+        model. Raises ModelError if there is no adapter, OSError.
+        """
+        if merged:
+            write_tensors(self.policy.weights.merged_state(), directory / "model.safetensors")
+            self.policy.model.config.save_pretrained(directory)
+            self.policy.model.generation_config.save_pretrained(directory)
+        elif self.settings.lora.rank == 0:
+            raise ModelError("this policy has no adapter (lora.rank is 0): export the merged model")
+        else:
+            self.policy.weights.save(directory)
+        self.tokenizer.save_pretrained(directory)
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        self.engine.close()
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT or not {"model", "step", "lora"} <= state.keys():
+        raise CheckpointError(f"{path} is not of format {FORMAT}: another version of swarmnode wrote it")
+    return state

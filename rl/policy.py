@@ -1,0 +1,360 @@
+"""The policy: a language model, what of it trains, its optimiser, and the learning step on groups of token ids.
+
+Invariants. The model is always in eval mode, so dropout never makes a training log-prob differ from a sampled one.
+An update either happens completely or, whatever stops it, leaves weights and optimiser as they were.
+"""
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rl.batches import Group, MicroBatch, Row, collate, padded_size, plan
+from rl.errors import ModelError, OutOfMemory, Stopped, TrainingError
+from rl.head import token_scores
+from rl.loss import TokenBatch, policy_loss, token_weights
+from rl.models import ResolvedModel
+from rl.rollouts import UpdateStats
+from rl.settings import LearnerSettings
+from rl.weights import Weights
+
+log = logging.getLogger(__name__)
+
+LAYOUT_TOLERANCE = 0.25
+"""Nats by which a completion token's log-prob may differ between the layouts when they are compared at the start:
+above bfloat16 noise (0.05), far below what attending to the wrong tokens does (several)."""
+
+T = TypeVar("T")
+Progress = Callable[[int, int, str], None]
+"""Called with what is done, what there is, and the unit."""
+Stop = Callable[[], bool]
+"""Asked now and then whether to stop."""
+
+
+def never() -> bool:
+    """A `Stop` that never stops."""
+    return False
+
+
+def no_progress(done: int, total: int, unit: str) -> None:
+    """A `Progress` that tells nobody."""
+
+
+def check_stop(stop: Stop) -> None:
+    """Raise Stopped if `stop` says so."""
+    if stop():
+        raise Stopped("stopped on request")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out, on a GPU or a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and (
+        "can't allocate memory" in str(error) or "not enough memory" in str(error) or "out of memory" in str(error)
+    )
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over the tokens of one optimiser step (`gap`: over all tokens with a sampled log-prob, first pass only)."""
+
+    loss: float = 0.0
+    clipped: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0
+    tokens: int = 0
+    gap: float = 0.0
+    gap_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Known:
+    """Log-probs computed before the first optimiser step: of the old policy and of the base model."""
+
+    old: Mapping[Row, Tensor] = field(default_factory=dict)
+    reference: Mapping[Row, Tensor] = field(default_factory=dict)
+
+
+class Policy:
+    """A model that is trained. `step` counts optimiser steps, `token_budget` is the one in force."""
+
+    def __init__(self, resolved: ResolvedModel, settings: LearnerSettings) -> None:
+        self.resolved = resolved
+        self.settings = settings.training
+        self.max_new_tokens = settings.sampling.max_new_tokens
+        self.step = 0
+        self.token_budget = settings.training.token_budget
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(str(resolved.location), trust_remote_code=False)
+            self.model = self._load()
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"{resolved.location} cannot be loaded as a language model: {error}") from error
+        if self.tokenizer.eos_token_id is None:
+            raise ModelError(f"the tokenizer of {resolved.identity} has no EOS token, so completions could not end")
+        self.weights = Weights(
+            self.model, settings.lora, resolved.identity, settings.seed, self._load, keep_base=settings.training.kl > 0
+        )
+        self.optimizer = torch.optim.AdamW(self.weights.masters, lr=0.0, betas=self.settings.betas, weight_decay=0.0)
+        self.packing = self._takes_block_mask()
+
+    def _load(self) -> Any:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(self.resolved.location), dtype=self.resolved.dtype, trust_remote_code=False, use_safetensors=True
+        )
+        return model.to(self.resolved.device).eval()
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its completion together."""
+        return int(getattr(self.model.config, "max_position_embeddings", 2**31))
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Token ids that end a completion."""
+        configured = self.model.generation_config.eos_token_id
+        several = configured if isinstance(configured, list) else [configured]
+        return frozenset(int(t) for t in [*several, self.tokenizer.eos_token_id] if t is not None)
+
+    def _takes_block_mask(self) -> bool:
+        """Whether this model gives the same log-probs for a packed group as for its rows; says so if not."""
+        kinds = getattr(self.model.config, "layer_types", None) or ["full_attention"]
+        vocabulary = len(self.tokenizer)
+        ids = [(17 * i + 5) % vocabulary for i in range(24)]
+        rows = tuple(Row(tuple(ids[start : start + 6]), 0.0) for start in (6, 12, 18))
+        group = Group(tuple(ids[:6]), rows)
+        with torch.no_grad():
+            apart = torch.cat([self._score_parts([Group(group.prompt, (row,))])[0] for row in rows])
+            self._check_head(group)
+            together = self._score_parts([group])[0] if set(kinds) == {"full_attention"} else apart + math.inf
+        agree = bool(((together - apart).abs() <= LAYOUT_TOLERANCE).all())
+        if not agree:
+            log.warning(
+                "this model's attention takes no block mask: each completion repeats its prompt, which is slower"
+            )
+        return agree
+
+    def _check_head(self, group: Group) -> None:
+        """The logits are taken from the output layer, at the positions needed; a model that alters them is refused."""
+        batch = collate([Group(group.prompt, group.rows[:1])], self.resolved.device, self.resolved.dtype)
+        logits = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits[0].float()
+        whole = torch.log_softmax(logits[batch.sources], -1).gather(-1, batch.targets[:, None])[:, 0]
+        if ((whole - self._forward(batch)[0]).abs() > LAYOUT_TOLERANCE).any():
+            raise ModelError(
+                f"{self.resolved.identity} changes its logits after the output layer; choose another model"
+            )
+
+    # Log-probs
+
+    def _score_parts(self, parts: Sequence[Group]) -> tuple[Tensor, Tensor]:
+        return self._forward(collate(parts, self.resolved.device, self.resolved.dtype))
+
+    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Log-prob and entropy, both [N] float32, of a micro-batch's completion tokens; the first carries gradient."""
+        output = self.model.get_decoder()(
+            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
+        )
+        hidden = output.last_hidden_state.flatten(0, 1)[batch.sources]
+        return token_scores(self.model.get_output_embeddings(), hidden, batch.targets)
+
+    def logprobs(self, groups: Sequence[Group], *, base: bool = False, stop: Stop = never) -> dict[Row, Tensor]:
+        """Log-probs (nats, float32, [tokens of the row]) of every row under the policy, or the base model.
+
+        Raises Stopped, and OutOfMemory if even the longest row alone does not fit.
+        """
+        with torch.no_grad(), self.weights.base() if base else nullcontext():
+            return self._within_memory(lambda: self._logprobs(groups, stop), groups)
+
+    def _logprobs(self, groups: Sequence[Group], stop: Stop) -> dict[Row, Tensor]:
+        known: dict[Row, Tensor] = {}
+        for parts in plan(groups, self.token_budget, packing=self.packing):
+            check_stop(stop)
+            batch = collate(parts, self.resolved.device, self.resolved.dtype)
+            known.update(zip(batch.rows, torch.split(self._forward(batch)[0], batch.lengths), strict=True))
+        return known
+
+    def _within_memory(self, work: Callable[[], T], groups: Sequence[Group]) -> T:
+        """Do `work`, which plans `groups` by the token budget, halving the budget as often as memory runs out."""
+        while True:
+            try:
+                return work()
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            # Outside the handler, where the traceback no longer holds the tensors.
+            self.weights.zero_grad()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            largest = max(map(padded_size, plan(groups, self.token_budget, packing=self.packing)))
+            longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
+            if largest <= longest:
+                raise OutOfMemory(
+                    f"memory ran out on a single completion of {longest} tokens ({reason}): lower "
+                    "sampling.max_new_tokens, lora.rank or the model's size, or give the machine more memory"
+                )
+            self.token_budget = max(largest // 2, 1)
+            log.warning("memory ran out (%s): the token budget is now %d", reason, self.token_budget)
+
+    # The learning step
+
+    def update(
+        self, groups: Sequence[Group], seed: int, *, stop: Stop = never, progress: Progress = no_progress
+    ) -> UpdateStats:
+        """Train on `groups`: `epochs` passes of `minibatches` optimiser steps each, in an order drawn from `seed`.
+
+        Groups whose advantages are all zero cost no pass. Without any gradient to follow nothing changes. Raises
+        TrainingError, OutOfMemory or Stopped, each with policy and optimiser as they were.
+        """
+        live = [group for group in groups if self._has_gradient(group)]
+        if not live:
+            return self._stats([], [], _Totals(), 0)
+        random = Random(seed)
+        steps = [s for _ in range(self.settings.epochs) for s in self._shuffled(groups, random)]
+        steps = [s for s in steps if any(map(self._has_gradient, s))]
+        known, first = self._before(live, several=len(steps) > 1, stop=stop)
+        totals: list[_Totals] = []
+        norms: list[float] = []
+        with self._undone_on_error(several=len(steps) > 1):
+            for number, step in enumerate(steps):
+                check_stop(stop)
+                progress(number, len(steps), "optimiser steps")
+                total, norm = self._optimiser_step(step, known, stop)
+                totals.append(total)
+                norms.append(norm)
+        progress(len(steps), len(steps), "optimiser steps")
+        return self._stats(totals, norms, first if len(steps) > 1 else totals[0], sum(g.trained for g in live))
+
+    def _has_gradient(self, group: Group) -> bool:
+        return self.settings.kl > 0 or any(row.advantage != 0 for row in group.rows)
+
+    def _shuffled(self, groups: Sequence[Group], random: Random) -> Iterator[list[Group]]:
+        order = random.sample(list(groups), len(groups))
+        count = min(self.settings.minibatches, len(groups))
+        return (order[start::count] for start in range(count))
+
+    def _before(self, live: Sequence[Group], *, several: bool, stop: Stop) -> tuple[_Known, _Totals]:
+        """What must be known before weights change. With a single step the old policy is the one that trains."""
+        known, totals = _Known(), _Totals()
+        if several:
+            known.old = self.logprobs(live, stop=stop)
+            for row, logprobs in known.old.items():
+                _add_gap(totals, row, logprobs)
+        if self.settings.kl > 0:
+            known.reference = self.logprobs(live, base=True, stop=stop)
+        return known, totals
+
+    @contextmanager
+    def _undone_on_error(self, *, several: bool) -> Iterator[None]:
+        # A single step changes nothing before all that can fail has succeeded, so it needs no copy.
+        step = self.step
+        saved = (self.weights.snapshot(), copy.deepcopy(self.optimizer.state_dict())) if several else None
+        try:
+            yield
+        except (TrainingError, OutOfMemory, Stopped):
+            self.weights.zero_grad()
+            if saved is not None and self.step != step:
+                self.weights.restore(saved[0])
+                self.optimizer.load_state_dict(saved[1])
+                self.step = step
+            raise
+
+    def _optimiser_step(self, groups: Sequence[Group], known: _Known, stop: Stop) -> tuple[_Totals, float]:
+        rows = [row for group in groups for row in group.rows]
+        each = token_weights([len(row.tokens) for row in rows], self.settings.loss, self.max_new_tokens)
+        weights = dict(zip(rows, each, strict=True))
+        live = [group for group in groups if self._has_gradient(group)]
+        totals = self._within_memory(lambda: self._accumulate(live, weights, known, stop), live)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.masters, self.settings.max_grad_norm))
+        if not math.isfinite(norm):
+            raise TrainingError(
+                f"the gradient's norm is {norm}: this update was not made; lower training.lr if it recurs"
+            )
+        for setting in self.optimizer.param_groups:
+            setting.update(lr=self.learning_rate, weight_decay=self.settings.weight_decay, betas=self.settings.betas)
+        self.optimizer.step()
+        self.step += 1
+        self.weights.zero_grad()
+        self.weights.publish()
+        return totals, norm
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next optimiser step: a linear warm-up, then constant."""
+        return self.settings.lr * min(1.0, (self.step + 1) / max(1, self.settings.warmup_steps))
+
+    def _accumulate(self, groups: Sequence[Group], weights: Mapping[Row, float], known: _Known, stop: Stop) -> _Totals:
+        """Gradients of one optimiser step, from none, over micro-batches."""
+        self.weights.zero_grad()
+        totals = _Totals()
+        for parts in plan(groups, self.token_budget, packing=self.packing):
+            check_stop(stop)
+            batch = collate(parts, self.resolved.device, self.resolved.dtype)
+            logprobs, entropy = self._forward(batch)
+            terms = policy_loss(
+                self._token_batch(batch, logprobs, weights, known),
+                self.settings.clip_low,
+                self.settings.clip_high,
+                self.settings.kl,
+            )
+            loss = float(terms.loss.detach())
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss is {loss}: this update was not made; lower training.lr if it recurs")
+            terms.loss.backward()  # type: ignore[no-untyped-call]
+            self.weights.collect_grad()
+            totals.loss += loss
+            totals.clipped += float(terms.clipped)
+            totals.kl += float(terms.kl)
+            totals.entropy += float(entropy.sum())
+            totals.tokens += len(batch.targets)
+            for row, values in zip(batch.rows, torch.split(logprobs.detach(), batch.lengths), strict=True):
+                _add_gap(totals, row, values)
+        return totals
+
+    def _token_batch(
+        self, batch: MicroBatch, logprobs: Tensor, weights: Mapping[Row, float], known: _Known
+    ) -> TokenBatch:
+        def spread(values: list[float]) -> Tensor:
+            counts = torch.tensor(batch.lengths, device=logprobs.device)
+            return torch.tensor(values, device=logprobs.device).repeat_interleave(counts)
+
+        def recall(values: Mapping[Row, Tensor]) -> Tensor:
+            return torch.cat([values[row] for row in batch.rows])
+
+        return TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=recall(known.old) if known.old else logprobs.detach(),
+            advantages=spread([row.advantage for row in batch.rows]),
+            weights=spread([weights[row] for row in batch.rows]),
+            reference=recall(known.reference) if known.reference else None,
+        )
+
+    def _stats(self, totals: list[_Totals], norms: list[float], first: _Totals, trained: int) -> UpdateStats:
+        tokens = max(1, sum(total.tokens for total in totals))
+        steps = max(1, len(totals))
+        return UpdateStats(
+            policy_step=self.step,
+            tokens_trained=trained,
+            loss=sum(total.loss for total in totals) / steps,
+            clip_fraction=sum(total.clipped for total in totals) / tokens,
+            entropy=sum(total.entropy for total in totals) / tokens,
+            grad_norm=sum(norms) / steps,
+            kl=sum(total.kl for total in totals) / tokens,
+            learning_rate=self.optimizer.param_groups[0]["lr"],
+            engine_logprob_gap=first.gap / first.gap_tokens if first.gap_tokens else None,
+            token_budget=self.token_budget,
+        )
+
+
+def _add_gap(totals: _Totals, row: Row, logprobs: Tensor) -> None:
+    if row.sampled is not None:
+        totals.gap += float((logprobs - torch.tensor(row.sampled, device=logprobs.device)).abs().sum())
+        totals.gap_tokens += len(row.tokens)

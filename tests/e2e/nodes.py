@@ -1,0 +1,84 @@
+"""Whole nodes: real processes, real signals, the model that ships with the project."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+# Small rounds, so that a test of supervision does not wait for learning.
+QUICK = ("--set", "sharing.local=2", "--set", "sampling.group_size=4", "--set", "storage.min_free_mb=0")
+
+
+class RunningNode:
+    """One `swarmnode start` and its data directory."""
+
+    def __init__(self, data_dir: Path, arguments: tuple[str, ...], log: Path) -> None:
+        self.data_dir = data_dir
+        self.log_path = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "node.cli", "start", "--silo", "--data-dir", str(data_dir)),
+                    *("--model", "tiny", "--no-tty", *arguments),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")},
+            )
+        self._started = psutil.Process(self.process.pid)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Whole lines of metrics.jsonl."""
+        path = self.data_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def rounds(self) -> list[int]:
+        """Numbers of the rounds in metrics.jsonl, as they stand there."""
+        return [record["round"] for record in self.records()]
+
+    def log(self) -> str:
+        """What all nodes of this data directory have printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def wait(self, seconds: float = 240) -> int:
+        """Exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the node still runs after {seconds} s\n{self.log()[-4000:]}")
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        """Poll until `condition()` holds while the node runs."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None:
+                pytest.fail(f"the node ended with status {self.process.returncode}\n{self.log()[-4000:]}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {seconds} s in vain\n{self.log()[-4000:]}")
+            time.sleep(0.02)
+
+    def wait_for_round(self, number: int) -> None:
+        """Until round `number` stands in metrics.jsonl."""
+        self.wait_until(lambda: number in self.rounds())
+
+    def children(self, module: str = "") -> list[psutil.Process]:
+        """The node's child processes that run `python -m module...`."""
+        return [child for child in self._started.children(recursive=True) if module in " ".join(child.cmdline())]
+
+    def kill(self) -> None:
+        """SIGKILL, as the out-of-memory killer would."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+
+StartNode = Callable[..., RunningNode]

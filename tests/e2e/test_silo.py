@@ -1,0 +1,161 @@
+"""A node that trains alone, from the outside: it runs, stops, goes on, and loses nothing."""
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.record import Record
+from tests.e2e.nodes import QUICK, StartNode
+
+pytestmark = pytest.mark.slow
+
+
+def gone(processes: list[psutil.Process], seconds: float = 5) -> bool:
+    """Whether all of them ended in time."""
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return not alive
+
+
+def test_a_run_of_three_rounds_leaves_three_records_and_no_process(start_node: StartNode) -> None:
+    node = start_node("--rounds", "3", *QUICK)
+    node.wait_for_round(1)
+    children = node.children()
+    assert node.wait() == 0
+    records = node.records()
+    assert [record["round"] for record in records] == [1, 2, 3]
+    assert all(list(record) == list(Record.model_fields) for record in records)
+    assert all(record["tokens_generated"] > 0 and record["local_groups"] == 2 for record in records)
+    assert all(record["external_groups"] == 0 and record["rejected"] == {} for record in records)
+    assert gone(children)
+    # Started again with the same goal, there is nothing left to do, and nothing is done twice.
+    assert start_node("--rounds", "3", *QUICK).wait() == 0
+    assert node.rounds() == [1, 2, 3]
+
+
+def test_killed_three_times_every_round_is_recorded_once(start_node: StartNode) -> None:
+    moments = random.Random()
+    seed = moments.randrange(2**32)
+    print(f"seed of the moments: {seed}")
+    moments.seed(seed)
+    for last_seen in (5, 20, 40):
+        node = start_node("--rounds", "60", "--set", "checkpoint.every=7", *QUICK)
+        node.wait_for_round(last_seen)
+        time.sleep(moments.uniform(0, 0.5))
+        if node.process.poll() is None:
+            children = node.children()
+            node.kill()
+            assert gone(children), "a child outlived its node"
+    node = start_node("--rounds", "60", "--set", "checkpoint.every=7", *QUICK)
+    assert node.wait() == 0
+    assert node.rounds() == list(range(1, 61))
+    assert "resuming after round" in node.log()
+
+
+def test_a_killed_learner_is_replaced_and_costs_only_what_had_no_checkpoint(start_node: StartNode) -> None:
+    node = start_node("--rounds", "20", "--set", "checkpoint.every=5", *QUICK)
+    node.wait_for_round(8)
+    (learner,) = node.children("rl.learner_child")
+    learner.kill()
+    assert node.wait() == 0
+    assert node.rounds() == list(range(1, 21))
+    assert "SIGKILL" in node.log()
+    assert "resuming after round" in node.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round(
+    start_node: StartNode, number: signal.Signals
+) -> None:
+    node = start_node("--set", "checkpoint.every=1000", *QUICK)
+    node.wait_for_round(3)
+    children = node.children()
+    node.process.send_signal(number)
+    assert node.wait(20) == 0
+    assert gone(children)
+    done = node.rounds()[-1]
+    again = start_node("--rounds", str(done + 2), "--set", "checkpoint.every=1000", *QUICK)
+    assert again.wait() == 0
+    assert again.rounds() == list(range(1, done + 3))
+    assert f"resuming after round {done}" in again.log()
+
+
+def test_a_signal_while_the_model_loads_ends_it_at_once(start_node: StartNode) -> None:
+    node = start_node(*QUICK)
+    node.wait_until(lambda: bool(node.children("rl.learner_child")))
+    node.process.send_signal(signal.SIGTERM)
+    assert node.wait(20) == 0
+    assert node.rounds() == []
+
+
+def test_a_second_node_on_the_same_directory_is_refused(start_node: StartNode) -> None:
+    first = start_node(*QUICK)
+    first.wait_for_round(1)
+    second = start_node("--rounds", "1", *QUICK)
+    assert second.wait(60) != 0
+    assert f"process id {first.process.pid}" in second.log()
+    assert first.process.poll() is None
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(start_node: StartNode) -> None:
+    node = start_node("--rounds", "10", "--set", "checkpoint.every=5", *QUICK)
+    assert node.wait() == 0
+    newest = max((node.data_dir / "checkpoints").iterdir())
+    largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    largest.write_bytes(data)
+    again = start_node("--rounds", "12", "--set", "checkpoint.every=5", *QUICK)
+    assert again.wait() == 0
+    assert again.rounds() == list(range(1, 13))
+    assert "resuming after round 5" in again.log()
+    assert "damaged" in again.log()
+
+
+def test_runs_with_one_seed_are_alike_even_when_interrupted(start_node: StartNode, tmp_path: Path) -> None:
+    whole = start_node("--rounds", "12", "--seed", "5", *QUICK, data_dir=tmp_path / "whole")
+    assert whole.wait() == 0
+    cut = start_node("--seed", "5", "--set", "checkpoint.every=4", *QUICK, data_dir=tmp_path / "cut")
+    cut.wait_for_round(6)
+    cut.kill()
+    cut = start_node("--rounds", "12", "--seed", "5", *QUICK, data_dir=tmp_path / "cut")
+    assert cut.wait() == 0
+    assert [r["reward_local"] for r in cut.records()] == [r["reward_local"] for r in whole.records()]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", place], capture_output=True, check=False)
+    if done.returncode != 0:
+        pytest.skip("needs the right to mount a small file system")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_pauses_the_node_and_corrupts_nothing(start_node: StartNode, small_disk: Path) -> None:
+    node = start_node("--rounds", "30", "--set", "checkpoint.every=2", *QUICK, data_dir=small_disk / "data")
+    node.wait_for_round(3)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        while True:
+            try:
+                file.write(bytes(2**16))
+            except OSError:
+                break
+    node.wait_until(lambda: "training pauses" in node.log())
+    seen = node.rounds()
+    time.sleep(2)
+    assert node.process.poll() is None
+    assert node.rounds()[: len(seen)] == seen
+    ballast.unlink()
+    assert node.wait() == 0
+    assert node.rounds() == list(range(1, 31))
+    assert "training goes on" in node.log()

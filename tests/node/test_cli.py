@@ -1,0 +1,165 @@
+"""The command line as it is typed."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from node.config_sources import load, parse_flag
+from node.datadir import DataDir
+from node.identity import Identity
+from node.record import MetricsFile
+from rl.checkpoint import CheckpointReader, CheckpointStore
+from rl.pool import SqlitePool
+from tests.node.records import record, scored_group
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ("start", "init", "config", "status", "eval", "chat", "export", "doctor", "version")
+
+
+def swarmnode(
+    *arguments: str, cwd: Path, text: str = "", path: tuple[Path, ...] = (ROOT,), **environ: str
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SWARMNODE_", "HF_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "node.cli", *arguments],
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": os.pathsep.join(map(str, path)), **environ},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """What a node that did 60 rounds of two kinds of task leaves."""
+    path = tmp_path / "node"
+    config = load(
+        [parse_flag(f"node.data_dir={path}"), parse_flag("node.name=my node")],
+        environ={"SWARMNODE_MODEL__NAME": "tiny"},
+    ).config
+    with DataDir.open(path) as data:
+        data.write_config(config)
+        Identity.load_or_create(data.identity_path)
+        for number in range(1, 61):
+            MetricsFile(data.metrics_path).append(record(number, reward_local=0.0 if number <= 10 else 0.5))
+        with SqlitePool(data.pool_path, 100) as pool:
+            pool.add([scored_group("gcd", "a", rewards=(1.0, 1.0)), scored_group("lcm", "b", rewards=(0.0, 0.0))])
+        store = CheckpointStore(data.checkpoints_path)
+        for number in (40, 50):
+            with store.writing(number, {"model": "tiny"}) as directory:
+                (directory / "policy").write_text("")
+    return path
+
+
+def test_without_a_command_it_says_what_it_can_do(tmp_path: Path) -> None:
+    for arguments in ((), ("--help",)):
+        result = swarmnode(*arguments, cwd=tmp_path)
+        assert all(command in result.stdout for command in COMMANDS)
+    assert swarmnode("version", cwd=tmp_path).stdout.strip() == version("swarmnode")
+
+
+def test_help_does_not_wait_for_the_learning_libraries() -> None:
+    script = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom node.cli import app\n"
+        "for command in ('start', 'eval', 'chat', 'export', 'doctor'):\n"
+        "    assert CliRunner().invoke(app, [command, '--help']).exit_code == 0\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'reasoning_gym', 'trio')"
+        " if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+
+
+def test_status_tells_how_far_a_node_is(data_dir: Path, tmp_path: Path) -> None:
+    status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
+    assert status["node_id"] == Identity.load(data_dir / "identity.key").node_id
+    assert (status["name"], status["model"], status["pid"]) == ("my node", "tiny", None)
+    assert status["rounds"] == 60
+    assert status["last"] == record(60, reward_local=0.5).model_dump()
+    assert status["reward_recent"] == pytest.approx(0.5)
+    assert status["checkpoints"] == [40, 50]
+    text = swarmnode("status", cwd=tmp_path, SWARMNODE_NODE__DATA_DIR=str(data_dir), SWARMNODE_MODEL__NAME="tiny")
+    assert "not running" in text.stdout
+    assert "after round 40, 50" in text.stdout
+    with DataDir.open(data_dir):
+        text = swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path)
+        assert f"running, process {os.getpid()}" in text.stdout
+
+
+def test_status_tells_how_each_kind_of_task_goes(data_dir: Path, tmp_path: Path) -> None:
+    with SqlitePool(data_dir / "pool.sqlite", 100) as pool:
+        pool.rewind(0)
+        late = scored_group("gcd", "c", rewards=(1.0, 0.5))
+        pool.add([type(late)(late.group, late.origin, 60, late.rewards, late.advantages)])
+    status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
+    assert status["kinds"] == [{"kind": "gcd", "groups": 1, "reward": 0.75}]
+    text = swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path).stdout
+    assert "75.0%" in text
+
+
+def test_looking_leaves_a_checkpoint_alone_that_is_being_written(data_dir: Path, tmp_path: Path) -> None:
+    unfinished = data_dir / "checkpoints" / ".writing-00000060"
+    unfinished.mkdir()
+    assert swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path).returncode == 0
+    newest = CheckpointReader(data_dir / "checkpoints").newest()
+    assert newest is not None
+    assert newest.round == 50
+    assert unfinished.is_dir()
+
+
+def test_status_of_a_node_that_never_was(tmp_path: Path) -> None:
+    result = swarmnode("status", "--data-dir", str(tmp_path / "none"), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "no node has run in" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "none").exists(), "looking makes nothing"
+
+
+def test_a_second_node_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    with DataDir.open(path):
+        result = swarmnode("start", "--silo", "--model", "tiny", "--data-dir", str(path), cwd=tmp_path)
+    assert result.returncode == 1
+    assert f"is in use by the node with process id {os.getpid()}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_start_without_silo_says_that_it_trains_alone(tmp_path: Path) -> None:
+    path = tmp_path / "node"
+    with DataDir.open(path):
+        result = swarmnode("start", "--model", "tiny", "--data-dir", str(path), "--log-json", cwd=tmp_path)
+    assert any("trains alone" in json.loads(line)["event"] for line in result.stderr.splitlines())
+
+
+def test_export_refuses_before_it_works(data_dir: Path, tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").write_text("mine")
+    result = swarmnode("export", "--data-dir", str(data_dir), "--out", str(taken), cwd=tmp_path)
+    assert result.returncode == 1
+    assert "is not an empty directory" in result.stderr
+    result = swarmnode(
+        "export", "--data-dir", str(data_dir), "--out", str(tmp_path / "out"), "--push", "me/x", cwd=tmp_path,
+        HF_HOME=str(tmp_path / "hf"),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "HF_TOKEN" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_package_called_verifiers_is_recognised(tmp_path: Path) -> None:
+    other = tmp_path / "site"
+    (other / "verifiers").mkdir(parents=True)
+    (other / "verifiers" / "__init__.py").write_text("")
+    result = swarmnode("doctor", cwd=tmp_path, path=(other, ROOT))
+    assert result.returncode == 1
+    assert "pip uninstall verifiers" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,149 @@
+"""eval, chat and export on the data directory of a node that really trained."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.datadir import DataDir
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+MIX = '[{"config": {"dataset": "gcd", "max_value": 30}}, {"config": {"dataset": "count_bits", "max_n": 63}}]'
+
+
+def swarmnode(
+    *arguments: str, cwd: Path, text: str = "", status: int = 0, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SWARMNODE_", "HF_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "node.cli", *arguments],
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": str(ROOT), **environ},
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr[-4000:]
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data directory of a node with an adapter that did two rounds."""
+    path = tmp_path_factory.mktemp("trained")
+    small = (
+        "--set",
+        "lora.rank=4",
+        "--set",
+        "sharing.local=4",
+        "--set",
+        "storage.min_free_mb=0",
+        "--set",
+        f"tasks.mix={MIX}",
+    )
+    start = ("start", "--silo", "--rounds", "2", "--model", "tiny", "--data-dir", str(path / "node"))
+    swarmnode(*start, *small, cwd=path)
+    return path / "node"
+
+
+def test_eval_measures_both_models_on_each_kind_while_a_node_holds_the_directory(trained: Path, tmp_path: Path) -> None:
+    with DataDir.open(trained):
+        done = swarmnode("eval", "--json", "--per-task", "3", "--data-dir", str(trained), cwd=tmp_path)
+    result = json.loads(done.stdout)
+    assert (result["round"], result["model"]) == (2, "tiny")
+    assert [(kind["kind"], kind["tasks"]) for kind in result["kinds"]] == [("gcd", 3), ("count_bits", 3)]
+    for kind in (*result["kinds"], result["overall"]):
+        for model in (kind["base"], kind["policy"]):
+            assert 0 <= model["greedy"]["mean"] <= 1
+            assert 0 <= model["sampled"]["mean"] <= 1
+    assert json.loads((trained / "evaluation.json").read_text()) == result
+
+
+def test_without_a_checkpoint_only_the_base_model_is_measured(tmp_path: Path) -> None:
+    arguments = (
+        "--per-task",
+        "2",
+        "--model",
+        "tiny",
+        "--data-dir",
+        str(tmp_path / "none"),
+        "--set",
+        f"tasks.mix={MIX}",
+    )
+    done = swarmnode("eval", *arguments, cwd=tmp_path)
+    assert "no checkpoint yet" in done.stderr
+    assert "base greedy" in done.stdout
+    assert "policy" not in done.stdout
+    assert not (tmp_path / "none").exists()
+
+
+def test_chat_answers_each_line_of_a_pipe(trained: Path, tmp_path: Path) -> None:
+    arguments = ("chat", "--data-dir", str(trained), "--temperature", "0", "--max-new-tokens", "8")
+    done = swarmnode(*arguments, cwd=tmp_path, text="2 + 2\n/base\n/reset\n2 + 2\n/nonsense\n\n")
+    answers = done.stdout.splitlines()
+    assert len(answers) == 2
+    assert all(len(answer) <= 8 for answer in answers)
+    assert "the base model" in done.stderr
+    assert "there is no command /nonsense" in done.stderr
+
+
+def test_export_writes_a_model_that_transformers_loads_and_a_card(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    swarmnode("export", "--data-dir", str(trained), "--out", str(out), cwd=tmp_path)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.num_parameters() > 0
+    assert len(tokenizer) <= model.config.vocab_size
+    card = (out / "README.md").read_text()
+    assert card.startswith("---\n")
+    for expected in ("trained from `tiny` for 2 rounds", 'gcd {"max_value": 30}', "| 1 to 1 |", "Held-out accuracy"):
+        assert expected in card
+    assert str(trained) not in card
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+
+
+def test_export_writes_an_adapter_and_says_when_the_hub_does_not_take_it(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "adapter"
+    arguments = ("export", "--adapter", "--push", "me/model", "--data-dir", str(trained), "--out", str(out))
+    # Nothing listens on port 9: the hub is out of reach.
+    done = swarmnode(*arguments, cwd=tmp_path, status=1, HF_TOKEN="hf_none", HF_ENDPOINT="http://127.0.0.1:9")
+    assert (out / "adapter_config.json").is_file()
+    assert (out / "adapter_model.safetensors").is_file()
+    assert "library_name: peft" in (out / "README.md").read_text()
+    assert "me/model did not take it" in done.stderr
+    assert "hf_none" not in done.stderr
+
+
+def test_doctor_finds_that_a_node_can_run(trained: Path, tmp_path: Path) -> None:
+    small = ("--set", "storage.min_free_mb=0", "--set", f"tasks.mix={MIX}")
+    done = swarmnode("doctor", "--json", "--model", "tiny", "--data-dir", str(trained), *small, cwd=tmp_path)
+    states = {check["name"]: check["state"] for check in json.loads(done.stdout)}
+    assert "fail" not in states.values()
+    assert {
+        "python",
+        "packages",
+        "verifiers",
+        "hardware",
+        "data",
+        "disk",
+        "identity",
+        "model",
+        "sandbox",
+    } <= states.keys()
+
+
+def test_doctor_finds_what_keeps_a_node_from_running(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    bad = ("--data-dir", str(tmp_path / "file" / "node"), "--set", 'tasks.mix=[{"config": {"dataset": "nonsense"}}]')
+    done = swarmnode("doctor", "--model", str(tmp_path / "no-model"), *bad, cwd=tmp_path, status=1)
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("fail")]
+    assert failed == ["data", "model", "tasks"]

@@ -1,0 +1,148 @@
+"""metrics.jsonl holds each finished round once, whatever happens while it is written."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.record import MetricsFile, Record, RecordError
+from tests.node.records import record
+
+ROOT = Path(__file__).parents[2]
+
+KEYS = [
+    "round",
+    "time",
+    "policy_step",
+    "local_groups",
+    "external_groups",
+    "reward_local",
+    "reward_external",
+    "informative_fraction",
+    "tokens_generated",
+    "seconds_generate",
+    "seconds_score",
+    "seconds_update",
+    "tokens_trained",
+    "loss",
+    "clip_fraction",
+    "entropy",
+    "grad_norm",
+    "engine_logprob_gap",
+    "peers",
+    "batches_sent",
+    "batches_received",
+    "rejected",
+]
+
+
+def test_a_line_has_the_documented_keys_in_their_order(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append(record(1, rejected={"too_long": 2}))
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert list(json.loads(line)) == KEYS
+    assert json.loads(line)["rejected"] == {"too_long": 2}
+    documented = (ROOT / "docs" / "metrics.md").read_text()
+    places = [documented.index(f"| `{key}` |") for key in KEYS]
+    assert places == sorted(places)
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    records = [record(number, reward_local=number / 7) for number in (1, 2, 5)]
+    metrics = MetricsFile(path)
+    assert list(metrics.read()) == []
+    for one in records:
+        metrics.append(one)
+    assert list(MetricsFile(path).read()) == records
+    assert MetricsFile(path).last(2) == records[1:]
+
+
+def test_a_round_cannot_be_recorded_twice(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path).append(record(3))
+    before = path.read_bytes()
+    for metrics in (MetricsFile(path), MetricsFile(path)):
+        for number in (2, 3):
+            with pytest.raises(ValueError, match="is recorded already"):
+                metrics.append(record(number))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("tail", [b'{"round":3,"ti', b"\0\0\0\0", b"", b"{}", b"\0\0\n"])
+def test_a_torn_last_line_is_passed_over_and_then_replaced(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for number in (1, 2):
+        MetricsFile(path).append(record(number))
+    with path.open("ab") as file:
+        file.write(tail)
+    assert [r.round for r in MetricsFile(path).read()] == [1, 2]
+    MetricsFile(path).append(record(3))
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_rewind_drops_later_rounds_and_a_torn_line_and_says_how_many(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    assert metrics.rewind(0) == 0
+    for number in range(1, 8):
+        metrics.append(record(number))
+    with path.open("ab") as file:
+        file.write(b'{"round":8')
+    assert metrics.rewind(5) == 2
+    assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+    metrics.append(record(6))
+    assert metrics.rewind(10) == 0
+    assert metrics.rewind(0) == 6
+    assert path.read_bytes() == b""
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsFile(path).append(record(1))
+    good = path.read_bytes()
+    path.write_bytes(good + b"garbage\n" + good)
+    with pytest.raises(RecordError, match=r"metrics.jsonl:2: is not a record"):
+        list(MetricsFile(path).read())
+    path.write_bytes(good + good)
+    with pytest.raises(RecordError, match="round 1 stands after round 1"):
+        MetricsFile(path).rewind(1)
+
+
+def test_a_full_disk_leaves_whole_lines_and_the_round_can_be_written_later(tmp_path: Path) -> None:
+    # A limit on the file's size fails a write half-way, as a full disk does.
+    script = """
+import resource, sys
+from pathlib import Path
+from node.record import MetricsFile
+from tests.node.records import record
+path = Path(sys.argv[1])
+metrics = MetricsFile(path)
+metrics.append(record(1))
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, limits[1]))
+try:
+    metrics.append(record(2))
+except OSError as error:
+    print(type(error).__name__, [r.round for r in MetricsFile(path).read()], path.read_bytes().endswith(b"}\\n"))
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+metrics.append(record(2))
+print([r.round for r in MetricsFile(path).read()])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "metrics.jsonl")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.splitlines() == ["OSError [1] True", "[1, 2]"]
+
+
+def test_what_is_not_a_number_is_null() -> None:
+    line = record(1, loss=math.nan, grad_norm=math.inf, entropy=None).model_dump_json()
+    assert [json.loads(line)[key] for key in ("loss", "grad_norm", "entropy")] == [None, None, None]
+    assert Record.model_validate_json(line).loss is None

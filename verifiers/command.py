@@ -1,0 +1,249 @@
+"""The verifier `command`: tasks and scores from a program of this node's owner, over JSON lines (docs/verifiers.md).
+
+The program comes from this node's own configuration, never from a peer; a peer can only choose the parameters it is
+asked with. It runs beside the sandbox, not in it, because it may need a network, a GPU or another environment's
+packages. It is started when first needed, asked one thing at a time, and killed when it dies, hangs or babbles.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+from trio.abc import ReceiveStream
+
+from verifiers.base import Task, TaskRef, UnknownTask, VerifierError, canonical_json, extract_answer
+from verifiers.registry import unknown
+from verifiers.settings import CommandSettings
+
+MAX_LINE = 2**20
+"""Bytes in one line of the program's output."""
+
+START_SECONDS = 60.0
+"""Limit on the first reply after a start, which has the program's imports in it."""
+
+_MAX_LOG = 2**20
+_QUOTED_LOG = 600
+
+_PASSED = (
+    *("CUDA_VISIBLE_DEVICES", "HF_HOME", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "TMPDIR"),
+    *("TZ", "USER", "XDG_CACHE_HOME"),
+)
+"""Variables of the node that the program gets. Others, which may hold keys, are given by `env NAME=... program`."""
+
+T = TypeVar("T")
+
+
+class ProgramLost(VerifierError):
+    """The program ended, or did not answer in time."""
+
+    def __init__(self, message: str, outcome: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+class Commands:
+    """All programs of [verifiers.commands]. `directory` takes what they write to standard error."""
+
+    def __init__(self, settings: Mapping[str, CommandSettings], seconds: float, directory: Path) -> None:
+        self._settings = settings
+        self._programs = {
+            name: Program(name, command.argv, seconds, directory / f"{number}.log")
+            for number, (name, command) in enumerate(settings.items())
+        }
+
+    def canonical(self, config: Mapping[str, Any]) -> tuple[str, str]:
+        """(version, canonical configuration). The program judges the parameters when it makes the task."""
+        name = config.get("name")
+        if not isinstance(name, str):
+            raise VerifierError("a command task needs name = NAME, a program of [verifiers.commands.NAME]")
+        return self._known(name).version, canonical_json(config)
+
+    async def make(self, ref: TaskRef) -> Task:
+        """The task that the program makes of `ref`."""
+        name, params = self._read(ref)
+        reply = await self._programs[name].ask({"op": "make", **params}, _made)
+        return Task(ref=ref, kind=name, prompt=reply[0], answer=reply[1])
+
+    async def score(self, task: Task, completions: Sequence[str], outcomes: Counter[str]) -> list[float]:
+        """A score in [0, 1] for each completion. One over which the program dies or hangs scores 0."""
+        name, params = self._read(task.ref)
+        scores = []
+        for completion in completions:
+            question = {"op": "score", **params, "prompt": task.prompt, "answer": extract_answer(completion)}
+            try:
+                scores.append(await self._programs[name].ask(question, _scored))
+                outcomes["scored"] += 1
+            except ProgramLost as error:
+                scores.append(0.0)
+                outcomes[error.outcome] += 1
+        return scores
+
+    async def aclose(self) -> None:
+        """End all programs."""
+        for program in self._programs.values():
+            await program.kill()
+
+    def _known(self, name: str) -> CommandSettings:
+        if name not in self._settings:
+            raise UnknownTask(unknown("command (see [verifiers.commands])", name, self._settings))
+        return self._settings[name]
+
+    def _read(self, ref: TaskRef) -> tuple[str, dict[str, Any]]:
+        try:
+            config = json.loads(ref.config)
+        except (ValueError, RecursionError) as error:
+            raise VerifierError(f"this task configuration is not JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise VerifierError("this task configuration is not a JSON object")
+        version, canonical = self.canonical(config)
+        if canonical != ref.config:
+            raise VerifierError(f"not the canonical spelling of this task configuration: {ref.config}")
+        if version != ref.version:
+            raise UnknownTask(f"made with version {ref.version} of {config['name']!r}, this node has {version}")
+        name = config.pop("name")
+        return name, {"config": config, "seed": ref.seed, "index": ref.index}
+
+
+class Program:
+    """One external program and the conversation with it."""
+
+    def __init__(self, name: str, argv: Sequence[str], seconds: float, log: Path) -> None:
+        self._name = name
+        self._argv = list(argv)
+        self._seconds = seconds
+        self._log = log
+        self._lock = trio.Lock()
+        self._process: trio.Process | None = None
+        self._unread = bytearray()
+
+    async def ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+        """Send one line, return what `read` makes of the line that comes back.
+
+        A program that ended is started once more and asked again. Raises ProgramLost if that does not help or it was
+        silent too long, VerifierError if it cannot start, answers nonsense or reports an error.
+        """
+        async with self._lock:
+            try:
+                return await self._ask(question, read)
+            except ProgramLost as error:
+                if error.outcome != "crashed":
+                    raise
+                return await self._ask(question, read)
+
+    async def kill(self) -> None:
+        """End the program and everything in its process group."""
+        process, self._process = self._process, None
+        self._unread.clear()
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with trio.CancelScope(shield=True):
+            await process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    await stream.aclose()
+
+    async def _ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
+        fresh = self._process is None
+        answered = False
+        try:
+            process = self._process or await self._start()
+            with trio.move_on_after(START_SECONDS if fresh else self._seconds) as clock:
+                line = await self._exchange(process, json.dumps(question).encode() + b"\n")
+            if clock.cancelled_caught:
+                raise ProgramLost(self._complaint("did not answer in time"), "timeout")
+            reply = self._decode(line)
+            answered = True
+        finally:
+            # A cancelled or broken exchange leaves an answer in the pipe that would pass for the next one's.
+            if not answered:
+                await self.kill()
+        if "error" in reply:
+            raise VerifierError(f"the program of [verifiers.commands.{self._name}] says: {reply['error']}")
+        try:
+            return read(reply)
+        except (KeyError, TypeError, ValueError) as error:
+            raise VerifierError(self._complaint(f"answered {line[:200]!r}, which is not a reply: {error}")) from error
+
+    async def _start(self) -> trio.Process:
+        environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        with self._log.open("wb") as log:
+            try:
+                self._process = await trio.lowlevel.open_process(
+                    self._argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise VerifierError(f"[verifiers.commands.{self._name}] argv cannot be started: {error}") from error
+        return self._process
+
+    async def _exchange(self, process: trio.Process, line: bytes) -> bytes:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if self._unread or _has_output(process.stdout):
+            raise VerifierError(self._complaint("wrote more than one line for the request before"))
+        try:
+            await process.stdin.send_all(line)
+            while b"\n" not in self._unread:
+                piece = await process.stdout.receive_some(2**16)
+                if not piece:
+                    raise ProgramLost(self._complaint("ended"), "crashed")
+                self._unread += piece
+                if len(self._unread) > MAX_LINE:
+                    raise VerifierError(self._complaint(f"wrote more than {MAX_LINE} bytes in one line"))
+        except trio.BrokenResourceError as error:
+            raise ProgramLost(self._complaint("ended"), "crashed") from error
+        reply, _, rest = bytes(self._unread).partition(b"\n")
+        self._unread = bytearray(rest)
+        return reply
+
+    def _decode(self, line: bytes) -> dict[str, Any]:
+        try:
+            reply = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise VerifierError(self._complaint(f"wrote {line[:200]!r}, which is not a line of JSON")) from error
+        if not isinstance(reply, dict):
+            raise VerifierError(self._complaint(f"wrote {line[:200]!r}, which is not a JSON object"))
+        if self._log.stat().st_size > _MAX_LOG:
+            os.truncate(self._log, 0)
+        return reply
+
+    def _complaint(self, what: str) -> str:
+        said = self._log.read_bytes()[-_QUOTED_LOG:].decode("utf-8", "replace").strip()
+        tail = f"; its standard error ends: {said}" if said else ""
+        return f"the program of [verifiers.commands.{self._name}] ({self._argv[0]}) {what}{tail}"
+
+
+def _has_output(stream: ReceiveStream) -> bool:
+    """Whether something can be read. A line left over would answer the next request."""
+    assert isinstance(stream, trio.lowlevel.FdStream)
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))
+
+
+def _made(reply: dict[str, Any]) -> tuple[str, str | None]:
+    prompt, answer = reply["prompt"], reply["answer"]
+    if not isinstance(prompt, str) or not (answer is None or isinstance(answer, str)):
+        raise TypeError("prompt must be text, answer text or null")
+    return prompt, answer
+
+
+def _scored(reply: dict[str, Any]) -> float:
+    reward = reply["reward"]
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not 0 <= reward <= 1:
+        raise ValueError("reward must be a number from 0 to 1")
+    return float(reward)

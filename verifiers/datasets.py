@@ -1,0 +1,119 @@
+"""Questions with exact answers from a local file.
+
+The file is JSON lines: `{"question": "...", "answer": "..."}` on each. A configuration names the path; what travels is
+the SHA-256 of the file, so nodes that hold the same file share its tasks and no peer can make this node open a path.
+"""
+
+import functools
+import hashlib
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verifiers.base import Example, Task, TaskRef, UnknownTask, VerifierError, canonical_json, is_held_out
+
+_KEPT_ORDERS = 8
+_EXAMPLE_TRIES = 20
+
+
+class Exact:
+    """The verifier `exact`: an answer is right if it is the file's answer up to case and white space."""
+
+    name = "exact"
+    version = "1"
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Questions] = {}
+        self._order = functools.lru_cache(_KEPT_ORDERS)(_shuffled)
+
+    def canonical(self, config: Mapping[str, Any]) -> str:
+        """Reads the file of `{"path": ...}` and returns its digest, by which it is known from then on.
+
+        Raises VerifierError that names file and line if the file cannot be read or is not what it should be.
+        """
+        if set(config) == {"sha256"} and config["sha256"] in self._files:
+            return canonical_json(config)
+        path = config.get("path")
+        if set(config) != {"path"} or not isinstance(path, str):
+            raise VerifierError(f'a task of {self.name!r} takes one option, path = "/path/to/questions.jsonl"')
+        file = Path(path).expanduser()
+        if not file.is_absolute():
+            raise VerifierError(f"{path}: give the path in full; the sandbox has a working directory of its own")
+        questions = _Questions.read(file)
+        self._files[questions.digest] = questions
+        return canonical_json({"sha256": questions.digest})
+
+    def make(self, ref: TaskRef) -> Task:
+        """Question number `index` of an endless sequence: the whole file, shuffled anew each time it is through."""
+        if ref.version != self.version:
+            raise UnknownTask(f"made with version {ref.version} of {self.name!r}, this node has {self.version}")
+        questions = self._known(ref)
+        epoch, place = divmod(ref.index, len(questions.pairs))
+        question, answer = questions.pairs[self._order(ref.seed, epoch, len(questions.pairs))[place]]
+        return Task(ref, questions.kind, question, answer, questions.example(question))
+
+    def score(self, task: Task, answer: str) -> float:
+        """1 or 0."""
+        assert task.answer is not None
+        return float(normal(answer) == normal(task.answer))
+
+    def _known(self, ref: TaskRef) -> "_Questions":
+        for digest, questions in self._files.items():
+            if ref.config == canonical_json({"sha256": digest}):
+                return questions
+        raise UnknownTask(f"no file of this node's task mix is {ref.config}")
+
+
+class _Questions:
+    """What a file holds, and what it is called in tables: its name without the ending."""
+
+    def __init__(self, digest: str, kind: str, pairs: list[tuple[str, str]]) -> None:
+        self.digest = digest
+        self.kind = kind
+        self.pairs = pairs
+
+    @classmethod
+    def read(cls, file: Path) -> "_Questions":
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise VerifierError(f"{file} cannot be read: {error.strerror}") from error
+        pairs = [
+            _pair(file, number, line) for number, line in enumerate(data.splitlines(), 1) if line and not line.isspace()
+        ]
+        if not pairs:
+            raise VerifierError(f"{file} has no questions in it")
+        return cls(hashlib.sha256(data).hexdigest(), file.stem, pairs)
+
+    def example(self, question: str) -> Example | None:
+        """The first question of the file that may be shown beside this one."""
+        for other, answer in self.pairs[:_EXAMPLE_TRIES]:
+            if other != question and not is_held_out(other):
+                return Example(other, answer)
+        return None
+
+
+def _pair(file: Path, number: int, line: bytes) -> tuple[str, str]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise VerifierError(f"{file}, line {number}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise VerifierError(f"{file}, line {number}: not a JSON object")
+    for key in ("question", "answer"):
+        if not isinstance(value.get(key), str) or not value[key].strip():
+            raise VerifierError(f'{file}, line {number}: "{key}" has to be text that is not empty')
+    return value["question"], value["answer"]
+
+
+def _shuffled(seed: int, epoch: int, count: int) -> list[int]:
+    order = list(range(count))
+    random.Random(hashlib.sha256(f"{seed}:{epoch}".encode()).digest()).shuffle(order)
+    return order
+
+
+def normal(text: str) -> str:
+    """`text` without differences that do not matter: case, and white space at the ends or repeated."""
+    return " ".join(text.casefold().split())

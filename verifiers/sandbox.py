@@ -1,0 +1,380 @@
+"""The node's side of verification: worker processes that are killed when an answer misbehaves.
+
+Whatever an answer does to a worker, the caller sees a reward of 0 for that answer and the right rewards for all others.
+Errors that reach the caller are about tasks and settings: `UnknownTask`, `VerifierError`, and `SandboxError` if workers
+cannot run on this machine at all.
+"""
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+from pydantic import TypeAdapter, ValidationError
+
+from verifiers.base import Example, Task, TaskRef, UnknownTask, VerifierError
+from verifiers.command import Commands
+from verifiers.isolation import OUT_OF_MEMORY, environment
+from verifiers.process import Child, FrameError, spawn
+from verifiers.registry import COMMAND
+from verifiers.settings import VerifierSettings
+
+START_SECONDS = 60.0
+"""Limit on starting a worker and on importing a verifier, which on a busy small machine takes several seconds."""
+
+MAX_COMPLETION = 2**18
+"""Characters in a completion that is scored; a longer one scores 0."""
+
+RIGHT = 1 - 1e-9
+"""A score from here on is right where rewards are 0 or 1. Some scorers compute it in floating point."""
+
+_ATTEMPTS = 2
+"""A worker that ends for no visible reason may have been killed from outside, so its work is tried once more."""
+
+_QUOTED_LOG = 600
+
+_MADE: TypeAdapter[tuple[str, str, str | None, tuple[str, str] | None]] = TypeAdapter(
+    tuple[str, str, str | None, tuple[str, str] | None]
+)
+_REWARD: TypeAdapter[tuple[float, str]] = TypeAdapter(tuple[float, str])
+_CANONICAL: TypeAdapter[tuple[str, str]] = TypeAdapter(tuple[str, str])
+_ISOLATION: TypeAdapter[dict[str, bool]] = TypeAdapter(dict[str, bool])
+
+
+class SandboxError(VerifierError):
+    """Workers cannot be started on this machine."""
+
+
+class WorkerLost(Exception):
+    """The worker ended, hung or left the protocol: `outcome` is `crashed`, `timeout` or `memory`."""
+
+    def __init__(self, outcome: str, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+
+
+class Worker:
+    """One worker process and the conversation with it. `busy` from a request's first byte to its final reply."""
+
+    def __init__(self, child: Child, settings: VerifierSettings) -> None:
+        self._child = child
+        self._settings = settings
+        self._number = 0
+        self._loaded: set[str] = set()
+        self.told: set[int] = set()
+        self.busy = False
+        self.isolation: dict[str, bool] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._child.process.poll() is None
+
+    async def start(self) -> None:
+        """Wait until it serves. Raises WorkerLost if it never does."""
+        if self.isolation is None:
+            self.busy = True
+            await self._send([self._settings.options, self._settings.memory_mb])
+            kind, isolation = await self._frame(START_SECONDS, 2)
+            if kind != "hello":
+                raise WorkerLost("crashed", f"it said {kind!r} instead of hello")
+            self.isolation = _checked(_ISOLATION, isolation)
+            self.busy = False
+
+    async def load(self, verifier: str) -> None:
+        """Import a verifier there, once."""
+        if verifier not in self._loaded:
+            await self.call("load", verifier, seconds=START_SECONDS)
+            self._loaded.add(verifier)
+
+    async def call(self, operation: str, *arguments: Any, seconds: float) -> Any:
+        """One request with one reply. Raises what the worker reports, or WorkerLost."""
+        await self.request(operation, *arguments)
+        return await self.reply("ok", seconds)
+
+    async def request(self, operation: str, *arguments: Any) -> None:
+        """Send a request whose replies are then read one by one."""
+        self.busy = True
+        self._number += 1
+        await self._send([self._number, operation, *arguments])
+
+    async def reply(self, kind: str, seconds: float) -> Any:
+        """The values of the next reply to the last request, which has to be of this kind."""
+        number, got, *values = await self._frame(seconds, 2)
+        if number != self._number:
+            raise WorkerLost("crashed", "it answered a request that was not asked")
+        self.busy = got not in ("ok", "error")
+        if got == "error" and len(values) == 2:
+            raise (UnknownTask if values[0] == "UnknownTask" else VerifierError)(str(values[1]))
+        if got != kind:
+            raise WorkerLost("crashed", f"it replied {got!r} where {kind!r} was due")
+        return values
+
+    async def kill(self) -> int:
+        """End it, whatever it is doing. Returns its exit status."""
+        return await self._child.kill()
+
+    async def _send(self, value: Any) -> None:
+        try:
+            await self._child.frames.send(value)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise await self._lost() from error
+        except FrameError as error:
+            # Nothing was sent: what was asked for does not fit a frame.
+            self.busy = False
+            raise VerifierError(f"too much for one request to the sandbox: {error}") from error
+
+    async def _frame(self, seconds: float, least: int) -> list[Any]:
+        try:
+            with trio.fail_after(seconds):
+                frame = await self._child.frames.receive()
+        except trio.TooSlowError as error:
+            raise WorkerLost("timeout", f"no reply within {seconds:g} s") from error
+        except EOFError as error:
+            raise await self._lost() from error
+        except FrameError as error:
+            raise WorkerLost("crashed", f"it sent something else than a frame: {error}") from error
+        if not isinstance(frame, list) or len(frame) < least:
+            raise WorkerLost("crashed", "it sent a frame that is not a reply")
+        return frame
+
+    async def _lost(self) -> WorkerLost:
+        self.busy = True
+        status = await self._child.kill()
+        return WorkerLost(*_ended(status))
+
+
+class Sandbox:
+    """Makes tasks and scores answers in a pool of workers. Open it with `open_sandbox`.
+
+    `outcomes` counts answers by what became of them: `scored`, `refused` (outside the grammar or too long), `raised`
+    (the scorer failed), `timeout`, `memory`, `crashed`. `restarts` counts workers that had to be replaced.
+    """
+
+    def __init__(self, settings: VerifierSettings, directory: Path) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._log = directory / "worker.log"
+        self._workers: dict[int, Worker | None] = {slot: self._spawn() for slot in range(settings.workers)}
+        self._put, self._free = trio.open_memory_channel[int](settings.workers)
+        for slot in self._workers:
+            self._put.send_nowait(slot)
+        self._commands = Commands(settings.commands, settings.answer_seconds, directory)
+        self._told: list[tuple[str, dict[str, Any]]] = []
+        self.outcomes: Counter[str] = Counter()
+        self.restarts = 0
+        self.isolation: Mapping[str, bool] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [worker.pid for worker in self._workers.values() if worker is not None]
+
+    async def ready(self) -> None:
+        """Wait until every worker serves; `isolation` is known then. Raises SandboxError if one cannot start."""
+        for _ in self._workers:
+            slot = await self._free.receive()
+            try:
+                await self._started(slot)
+            finally:
+                self._put.send_nowait(slot)
+
+    async def canonical(self, verifier: str, config: Mapping[str, Any]) -> tuple[str, str]:
+        """(version, canonical configuration) of an entry of this node's own task mix.
+
+        Never call it with a peer's configuration, which may name a file to read: `make` takes those, and accepts
+        canonical ones only. Raises UnknownTask or VerifierError.
+        """
+        if verifier == COMMAND:
+            return self._commands.canonical(config)
+        told = (verifier, dict(config))
+        try:
+            async with self._worker(verifier) as worker:
+                (value,) = await worker.call("canonical", *told, seconds=START_SECONDS)
+                answer: tuple[str, str] = _checked(_CANONICAL, value)
+        except WorkerLost as error:
+            raise VerifierError(f"this task configuration cannot be used: {error}") from error
+        if told not in self._told:
+            self._told.append(told)
+        return answer
+
+    async def make(self, ref: TaskRef) -> Task:
+        """The task that `ref` names. Raises UnknownTask or VerifierError, also if making it fails or takes too long."""
+        if ref.verifier == COMMAND:
+            return await self._commands.make(ref)
+        for attempt in range(_ATTEMPTS):
+            try:
+                async with self._worker(ref.verifier) as worker:
+                    (value,) = await worker.call("make", _listed(ref), seconds=self._settings.answer_seconds)
+                    kind, prompt, answer, example = _checked(_MADE, value)
+                return Task(ref, kind, prompt, answer, Example(*example) if example else None)
+            except WorkerLost as error:
+                if error.outcome != "crashed" or attempt + 1 == _ATTEMPTS:
+                    raise VerifierError(f"the task cannot be made: {error} ({ref})") from error
+        raise AssertionError("the last attempt returns or raises")
+
+    async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
+        """A reward in [0, 1] for each completion, in order. 0 or 1 unless the settings say `graded`.
+
+        Raises UnknownTask or VerifierError only where the task itself cannot be made again.
+        """
+        fitting = [number for number, completion in enumerate(completions) if len(completion) <= MAX_COMPLETION]
+        if len(fitting) < len(completions):
+            self.outcomes["refused"] += len(completions) - len(fitting)
+        # Text with lone surrogates cannot travel as UTF-8.
+        texts = [completions[number].encode("utf-8", "replace").decode() for number in fitting]
+        if task.ref.verifier == COMMAND:
+            scores = await self._commands.score(task, texts, self.outcomes)
+        else:
+            scores = await self._score(task.ref, texts)
+        rewards = [0.0] * len(completions)
+        for number, score in zip(fitting, scores, strict=True):
+            rewards[number] = score if self._settings.graded else float(score >= RIGHT)
+        return rewards
+
+    async def _score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
+        scores: list[float] = []
+        tried = Counter[int]()
+        while len(scores) < len(texts):
+            place = len(scores)
+            try:
+                await self._score_rest(ref, texts, scores)
+            except WorkerLost as error:
+                tried[len(scores)] += 1
+                if error.outcome == "crashed" and tried[len(scores)] < _ATTEMPTS:
+                    continue
+                if len(scores) == place and isinstance(error, MakingLost):
+                    raise VerifierError(f"the task cannot be made: {error} ({ref})") from error
+                self.outcomes[error.outcome] += 1
+                scores.append(0.0)
+        return scores
+
+    async def _score_rest(self, ref: TaskRef, texts: Sequence[str], scores: list[float]) -> None:
+        """Append the scores of the texts that have none yet. Raises WorkerLost at the one that ended the worker."""
+        async with self._worker(ref.verifier) as worker:
+            await worker.request("score", _listed(ref), list(texts[len(scores) :]))
+            try:
+                await worker.reply("ready", self._settings.answer_seconds)
+            except WorkerLost as error:
+                raise MakingLost(error.outcome, str(error)) from error
+            while len(scores) < len(texts):
+                score, outcome = _checked(_REWARD, await worker.reply("reward", self._settings.answer_seconds))
+                if not 0 <= score <= 1 or outcome not in ("scored", "refused", "raised"):
+                    raise WorkerLost("crashed", "it sent something else than a reward")
+                self.outcomes[outcome] += 1
+                scores.append(score)
+            await worker.reply("ok", self._settings.answer_seconds)
+
+    @asynccontextmanager
+    async def _worker(self, verifier: str) -> AsyncIterator[Worker]:
+        """A worker that has the verifier, for one conversation. One that is left in the middle of it is killed."""
+        slot = await self._free.receive()
+        try:
+            worker = await self._started(slot, verifier)
+            try:
+                yield worker
+            finally:
+                if worker.busy:
+                    await self._discard(slot)
+        finally:
+            self._put.send_nowait(slot)
+
+    async def _started(self, slot: int, verifier: str | None = None) -> Worker:
+        """The worker of a slot, started if there is none. Raises SandboxError if it cannot serve."""
+        for attempt in range(_ATTEMPTS):
+            present = self._workers[slot]
+            if present is not None and not present.alive:
+                await self._discard(slot)
+                present = None
+            worker = self._workers[slot] = present or self._spawn()
+            try:
+                await worker.start()
+                if verifier is not None:
+                    await self._prepare(worker, verifier)
+            except WorkerLost as error:
+                if error.outcome != "crashed" or attempt + 1 == _ATTEMPTS:
+                    raise SandboxError(self._complaint(error)) from error
+            else:
+                self.isolation = worker.isolation or {}
+                return worker
+            finally:
+                if worker.busy:
+                    await self._discard(slot)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _prepare(self, worker: Worker, verifier: str) -> None:
+        """Load the verifier there, and tell it what others were told: some know files only from configurations."""
+        await worker.load(verifier)
+        for number, (known, config) in enumerate(self._told):
+            if known == verifier and number not in worker.told:
+                await worker.call("canonical", known, config, seconds=START_SECONDS)
+                worker.told.add(number)
+
+    def _complaint(self, error: WorkerLost) -> str:
+        said = self._log.read_text(errors="replace")[-_QUOTED_LOG:].strip()
+        memory = self._settings.memory_mb
+        return f"the verifier sandbox cannot start with [verifiers] memory_mb = {memory}: {error}. {said}"
+
+    async def _discard(self, slot: int) -> None:
+        worker, self._workers[slot] = self._workers[slot], None
+        if worker is not None:
+            self.restarts += 1
+            await worker.kill()
+
+    def _spawn(self) -> Worker:
+        home, cache = str(self._directory / "empty"), str(self._directory / "cache")
+        with self._log.open("wb") as log:
+            env = environment(os.environ, home, cache)
+            child = spawn("verifiers.worker", env=env, cwd=home, stderr=log.fileno())
+        return Worker(child, self._settings)
+
+    async def _aclose(self) -> None:
+        with trio.CancelScope(shield=True):
+            for slot, worker in self._workers.items():
+                self._workers[slot] = None
+                if worker is not None:
+                    await worker.kill()
+            await self._commands.aclose()
+
+
+class MakingLost(WorkerLost):
+    """The worker was lost over the task, before the first answer."""
+
+
+@asynccontextmanager
+async def open_sandbox(settings: VerifierSettings) -> AsyncIterator[Sandbox]:
+    """A sandbox whose workers have ended when the block has. They start in the background; `ready` waits for them."""
+    with tempfile.TemporaryDirectory(prefix="swarmnode-verifiers-") as directory:
+        Path(directory, "empty").mkdir(mode=0o500)
+        Path(directory, "cache").mkdir()
+        sandbox = Sandbox(settings, Path(directory))
+        try:
+            yield sandbox
+        finally:
+            await sandbox._aclose()
+
+
+def _ended(status: int) -> tuple[str, str]:
+    if status == OUT_OF_MEMORY:
+        return "memory", "it ran out of memory"
+    return "crashed", f"it ended with status {status}"
+
+
+def _listed(ref: TaskRef) -> list[Any]:
+    return [ref.verifier, ref.version, ref.config, ref.seed, ref.index]
+
+
+def _checked(adapter: TypeAdapter[Any], value: Any) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise WorkerLost("crashed", "it sent values of the wrong type") from error
