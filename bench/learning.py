@@ -114,7 +114,8 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     axes.axhline(policy, color="#047857", ls="--", lw=1.2, label=f"held-out accuracy after ({policy:.2f})")
     axes.set_xlabel("round (8 tasks x 8 completions)", fontsize=11)
     axes.set_ylabel(f"reward of its own rollouts\n(moving average of {WINDOW} rounds)", fontsize=11)
-    axes.set_title(f"A node training alone: tiny model, nine ReasoningGYM tasks, {len(runs)} seeds", fontsize=12)
+    seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+    axes.set_title(f"A node training alone: tiny model, nine ReasoningGYM tasks, {seeds}", fontsize=12)
     axes.set_xlim(1, len(curves[0]))
     axes.set_ylim(0, None)
     axes.grid(color="#e5e7eb", lw=0.8)

@@ -1,7 +1,7 @@
 """The tokenizer of the tiny model: characters, whole phrases for boilerplate, and bytes for everything else.
 
 A ReasoningGYM question is a long English sentence around a few numbers. As characters it would be 60 to 250 tokens, of
-which a model of half a million weights has no use for most, so each constant sentence is one token. Phrases are
+which a model of 380,000 weights has no use for most, so each constant sentence is one token. Phrases are
 ordinary (non-special) added tokens: decoding gives the exact text back, and text that holds none of them is read
 character by character, or byte by byte where a character is not in the vocabulary.
 """
@@ -93,7 +93,7 @@ ANSWER_PHRASES = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer, about 450 tokens. It adds no special token by itself: the chat template writes them."""
+    """The tokenizer, about 480 tokens. It adds no special token by itself: the chat template writes them."""
     characters = [*(chr(code) for code in range(32, 127)), "\n", "\t", *SYMBOLS]
     pieces = [*(f"<0x{byte:02X}>" for byte in range(256)), *characters]
     # Without merges, byte-pair encoding is a character tokenizer that falls back to bytes.

@@ -22,7 +22,7 @@ def token_scores(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Te
     `head` is the model's output layer, [N, d] to [N, V]. The log-probs carry a gradient, the entropies none.
     """
     if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
-        logprobs, entropies = _FrozenHead.apply(hidden, head.weight, targets)  # type: ignore[no-untyped-call]
+        logprobs, entropies = _FrozenHead.apply(hidden, head.weight, targets)
         return logprobs, entropies
     rows = max(1, LOGITS_AT_ONCE // head(hidden[:1]).shape[-1])
     pieces = [
@@ -64,7 +64,7 @@ class _FrozenHead(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: FunctionCtx, logprobs: Tensor, entropies: Tensor) -> tuple[Tensor, None, None]:
         (derivative,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return (logprobs[:, None] * derivative).to(derivative.dtype), None, None

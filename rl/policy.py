@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl.attention import use_fast_decoding
 from rl.batches import Group, MicroBatch, Row, collate, padded_size, plan
 from rl.errors import ModelError, OutOfMemory, Stopped, TrainingError
 from rl.head import token_scores
@@ -28,9 +29,9 @@ from rl.weights import Weights
 
 log = logging.getLogger(__name__)
 
-LAYOUT_TOLERANCE = 0.25
-"""Nats by which a completion token's log-prob may differ between the layouts when they are compared at the start:
-above bfloat16 noise (0.05), far below what attending to the wrong tokens does (several)."""
+LAYOUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Nats by which log-probs of the same tokens may differ on average between two ways to compute them, when these are
+compared at the start: above the type's noise, below what attending to the wrong tokens does."""
 
 T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
@@ -110,7 +111,9 @@ class Policy:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.resolved.location), dtype=self.resolved.dtype, trust_remote_code=False, use_safetensors=True
         )
-        return model.to(self.resolved.device).eval()
+        model.to(self.resolved.device).eval()
+        use_fast_decoding(model)
+        return model
 
     @property
     def context(self) -> int:
@@ -135,7 +138,7 @@ class Policy:
             apart = torch.cat([self._score_parts([Group(group.prompt, (row,))])[0] for row in rows])
             self._check_head(group)
             together = self._score_parts([group])[0] if set(kinds) == {"full_attention"} else apart + math.inf
-        agree = bool(((together - apart).abs() <= LAYOUT_TOLERANCE).all())
+        agree = self._agree(together, apart)
         if not agree:
             log.warning(
                 "this model's attention takes no block mask: each completion repeats its prompt, which is slower"
@@ -147,10 +150,13 @@ class Policy:
         batch = collate([Group(group.prompt, group.rows[:1])], self.resolved.device, self.resolved.dtype)
         logits = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits[0].float()
         whole = torch.log_softmax(logits[batch.sources], -1).gather(-1, batch.targets[:, None])[:, 0]
-        if ((whole - self._forward(batch)[0]).abs() > LAYOUT_TOLERANCE).any():
+        if not self._agree(whole, self._forward(batch)[0]):
             raise ModelError(
                 f"{self.resolved.identity} changes its logits after the output layer; choose another model"
             )
+
+    def _agree(self, one: Tensor, other: Tensor) -> bool:
+        return bool((one - other).abs().mean() <= LAYOUT_TOLERANCE[self.resolved.dtype])
 
     # Log-probs
 

@@ -6,7 +6,7 @@ because the learning step needs samples of the policy itself.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -56,13 +56,17 @@ class TransformersEngine:
         generator = torch.Generator(self._device).manual_seed(seed % 2**63)
         wanted = [(number, sampling.samples) for number in sorted(range(len(prompts)), key=lambda n: len(prompts[n]))]
         results: list[list[Sampled]] = [[] for _ in prompts]
-        total = done = sampling.samples * len(prompts)
+        total = sampling.samples * len(prompts)
         with torch.no_grad(), self._policy.weights.base() if base else nullcontext():
             while wanted:
-                done = total - sum(count for _, count in wanted)
-                progress(done, total, "completions")
+                before = total - sum(count for _, count in wanted)
                 batch, rest = self._take(wanted)
-                sampled = self._within_memory(prompts, batch, sampling, generator, stop, emit)
+
+                def watch(ended: int, before: int = before) -> None:
+                    check_stop(stop)
+                    progress(before + ended, total, "completions")
+
+                sampled = self._within_memory(prompts, batch, sampling, generator, watch, emit)
                 if sampled is None:
                     continue
                 wanted = rest
@@ -91,13 +95,13 @@ class TransformersEngine:
         batch: list[tuple[int, int]],
         sampling: Sampling,
         generator: torch.Generator,
-        stop: Stop,
+        watch: Callable[[int], None],
         emit: Emit | None,
     ) -> list[tuple[int, list[Sampled]]] | None:
         """The completions of a batch, or None if memory ran out and the next try takes fewer."""
         try:
             counts = [count for _, count in batch]
-            sampled = self._sample([prompts[n] for n, _ in batch], counts, sampling, generator, stop, emit)
+            sampled = self._sample([prompts[n] for n, _ in batch], counts, sampling, generator, watch, emit)
             return list(zip([n for n, _ in batch], sampled, strict=True))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -117,10 +121,10 @@ class TransformersEngine:
         counts: list[int],
         sampling: Sampling,
         generator: torch.Generator,
-        stop: Stop,
+        watch: Callable[[int], None],
         emit: Emit | None,
     ) -> list[list[Sampled]]:
-        """`counts[i]` completions of `prompts[i]`, all at once."""
+        """`counts[i]` completions of `prompts[i]`, all at once. `watch` gets the number that have ended."""
         state = _Decoding(self._policy.model, prompts, counts, self._device)
         rows = len(state.alive)
         tokens = torch.zeros(rows, sampling.max_new_tokens, dtype=torch.long, device=self._device)
@@ -128,7 +132,7 @@ class TransformersEngine:
         lengths = torch.zeros(rows, dtype=torch.long, device=self._device)
         finished = torch.zeros(rows, dtype=torch.bool, device=self._device)
         for step in range(sampling.max_new_tokens):
-            check_stop(stop)
+            watch(rows - len(state.alive))
             token, logprob = self._draw(state.logits, sampling, generator)
             tokens[state.alive, step] = token
             logprobs[state.alive, step] = logprob
@@ -217,9 +221,11 @@ def _pick(probabilities: Tensor, generator: torch.Generator) -> Tensor:
 
     One random number a row; torch.multinomial draws one for each entry, which took a fifth of a decoding step on a CPU.
     """
-    cumulative = probabilities.double().cumsum(-1)
+    # Single precision loses the rarest of a large vocabulary; Apple's GPUs have no other.
+    dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
+    cumulative = probabilities.to(dtype).cumsum(-1)
     # Strictly below the total, so that an entry of probability 0 is never picked.
-    point = torch.rand(len(probabilities), 1, generator=generator, device=probabilities.device, dtype=torch.float64)
+    point = torch.rand(len(probabilities), 1, generator=generator, device=probabilities.device, dtype=dtype)
     return torch.searchsorted(cumulative, point * cumulative[:, -1:], right=True).clamp(max=probabilities.shape[1] - 1)[
         :, 0
     ]

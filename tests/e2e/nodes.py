@@ -20,19 +20,19 @@ QUICK = ("--set", "sharing.local=2", "--set", "sampling.group_size=4", "--set", 
 class RunningNode:
     """One `swarmnode start` and its data directory."""
 
-    def __init__(self, data_dir: Path, arguments: tuple[str, ...], log: Path) -> None:
+    def __init__(self, data_dir: Path, arguments: tuple[str, ...], log: Path, model: str, env: dict[str, str]) -> None:
         self.data_dir = data_dir
         self.log_path = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "node.cli", "start", "--silo", "--data-dir", str(data_dir)),
-                    *("--model", "tiny", "--no-tty", *arguments),
+                    *("--model", model, "--no-tty", *arguments),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")} | env,
             )
         self._started = psutil.Process(self.process.pid)
 

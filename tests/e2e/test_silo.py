@@ -159,3 +159,19 @@ def test_a_full_disk_pauses_the_node_and_corrupts_nothing(start_node: StartNode,
     assert node.wait() == 0
     assert node.rounds() == list(range(1, 31))
     assert "training goes on" in node.log()
+
+
+def test_the_tiny_model_learns(start_node: StartNode) -> None:
+    node = start_node("--rounds", "150", "--seed", "3", "--set", "storage.min_free_mb=0")
+    assert node.wait() == 0
+    rewards = [record["reward_local"] for record in node.records()]
+    assert sum(rewards[-30:]) > 1.5 * sum(rewards[:30])
+
+
+def test_the_real_model_trains_where_the_hub_is_out_of_reach(start_node: StartNode, tmp_path: Path) -> None:
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    node = start_node("--rounds", "1", *QUICK, model="auto", env=env)
+    assert node.wait() == 0
+    (record,) = node.records()
+    assert record["tokens_generated"] > 0
+    assert "SmolLM2-135M" in node.log()

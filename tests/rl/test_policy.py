@@ -354,3 +354,25 @@ def test_a_policy_learns_what_is_rewarded(make_learner: MakeLearner, tasks: list
         means.append(sum(group.mean_reward for group in groups) / len(groups))
         learner.update(groups, round_number)
     assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + 0.3
+
+
+class Deaf(torch.nn.Module):
+    """An attention layer that is never shown a mask of its caller's."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **{**kwargs, "attention_mask": None})
+
+
+def test_a_model_that_takes_no_block_mask_is_noticed(
+    make_learner: MakeLearner, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = make_learner()
+    assert learner.policy._takes_block_mask()
+    for layer in learner.policy.model.get_decoder().layers:
+        layer.self_attn = Deaf(layer.self_attn)
+    assert not learner.policy._takes_block_mask()
+    assert "repeats its prompt" in caplog.text
