@@ -159,8 +159,8 @@ def main() -> int:
         first = channel.receive()
     except EOFError:
         return 0
-    # Threads that spin while they wait starve whatever else runs here (the sandbox, another node): measured on two busy
-    # cores, sleeping makes sampling four times faster. Read when torch is imported.
+    # Threads that spin while they wait starve whatever else runs here, the sandbox and other nodes among it. Read when
+    # torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Bars are for a terminal, and this process writes lines for its parent. Read when the libraries are imported.
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"

@@ -33,7 +33,8 @@ RIGHT = 1 - 1e-9
 """A score from here on is right where rewards are 0 or 1. Some scorers compute it in floating point."""
 
 _ATTEMPTS = 2
-"""A worker that ends for no visible reason may have been killed from outside, so its work is tried once more."""
+"""A worker that ends for no visible reason may have been killed from outside, and others with it, so its work is tried
+once more, by a worker that was started for it."""
 
 _QUOTED_LOG = 600
 
@@ -213,7 +214,7 @@ class Sandbox:
             return await self._commands.make(ref)
         for attempt in range(_ATTEMPTS):
             try:
-                async with self._worker(ref.verifier) as worker:
+                async with self._worker(ref.verifier, fresh=attempt > 0) as worker:
                     (value,) = await worker.call("make", _listed(ref), seconds=self._settings.answer_seconds)
                     kind, prompt, answer, example = _checked(_MADE, value)
                 return Task(ref, kind, prompt, answer, Example(*example) if example else None)
@@ -247,7 +248,7 @@ class Sandbox:
         while len(scores) < len(texts):
             place = len(scores)
             try:
-                await self._score_rest(ref, texts, scores)
+                await self._score_rest(ref, texts, scores, fresh=tried[place] > 0)
             except WorkerLost as error:
                 tried[len(scores)] += 1
                 if error.outcome == "crashed" and tried[len(scores)] < _ATTEMPTS:
@@ -258,9 +259,9 @@ class Sandbox:
                 scores.append(0.0)
         return scores
 
-    async def _score_rest(self, ref: TaskRef, texts: Sequence[str], scores: list[float]) -> None:
+    async def _score_rest(self, ref: TaskRef, texts: Sequence[str], scores: list[float], *, fresh: bool) -> None:
         """Append the scores of the texts that have none yet. Raises WorkerLost at the one that ended the worker."""
-        async with self._worker(ref.verifier) as worker:
+        async with self._worker(ref.verifier, fresh=fresh) as worker:
             await worker.request("score", _listed(ref), list(texts[len(scores) :]))
             try:
                 await worker.reply("ready", self._settings.answer_seconds)
@@ -275,10 +276,15 @@ class Sandbox:
             await worker.reply("ok", self._settings.answer_seconds)
 
     @asynccontextmanager
-    async def _worker(self, verifier: str) -> AsyncIterator[Worker]:
-        """A worker that has the verifier, for one conversation. One that is left in the middle of it is killed."""
+    async def _worker(self, verifier: str, *, fresh: bool = False) -> AsyncIterator[Worker]:
+        """A worker that has the verifier, for one conversation. One that is left in the middle of it is killed.
+
+        `fresh` asks for one that was started for this conversation.
+        """
         slot = await self._free.receive()
         try:
+            if fresh:
+                await self._discard(slot)
             worker = await self._started(slot, verifier)
             try:
                 yield worker
