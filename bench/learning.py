@@ -2,7 +2,7 @@
 
 For each seed the real command is run, `swarmnode start --silo --model tiny`, then `swarmnode eval`. Printed are the
 mean of `reward_local` over the first and the last fifty rounds, and the held-out accuracy of base and policy for each
-task; drawn is the reward over the rounds. Two CPU cores need a few minutes a seed.
+task; drawn is the reward over the rounds. Two CPU cores need about half a minute a seed.
 """
 
 import argparse

@@ -6,9 +6,12 @@ from importlib.metadata import version as distribution_version
 from pathlib import Path
 from typing import Annotated
 
-import typer
+try:
+    import typer
+except KeyboardInterrupt:  # most of the time before `main` goes by here
+    raise SystemExit(130) from None
 
-from node.errors import NodeError
+from node.errors import NodeError, file_problem
 
 app = typer.Typer(
     name="swarmnode",
@@ -18,8 +21,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+# A text: as a path, an empty one would pass for the working directory.
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where the node keeps everything.", show_default=False)
+    str | None, typer.Option("--data-dir", help="Where the node keeps everything.", show_default=False)
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="auto, tiny, a directory or a hub id.", show_default=False)
@@ -185,7 +189,23 @@ def version() -> None:
 
 
 def main() -> None:
-    """Entry point of `swarmnode`."""
+    """Entry point of `swarmnode`. What the operator can put right is said in a line, the rest is a fault of ours.
+
+    Ctrl-C ends with status 130, as the shell has it.
+    """
+    try:
+        _main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except BaseExceptionGroup as group:
+        # Out of concurrent work it comes wrapped. Whatever came with it is the more important.
+        _, rest = group.split(KeyboardInterrupt)
+        if rest is not None:
+            raise
+        raise SystemExit(130) from None
+
+
+def _main() -> None:
     _refuse_strangers()
     from rl.errors import LearnerError
     from verifiers.base import VerifierError
@@ -197,6 +217,12 @@ def main() -> None:
         raise SystemExit(error.exit_status) from error
     except (LearnerError, VerifierError) as error:
         print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from error
+    except OSError as error:
+        problem = file_problem(error)
+        if problem is None:
+            raise
+        print(f"error: {problem}", file=sys.stderr)
         raise SystemExit(1) from error
 
 

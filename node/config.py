@@ -5,16 +5,17 @@ Where the values come from, and which source wins, is `node.config_sources`.
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import BeforeValidator, Field
 
+from node.errors import ConfigError
+from rl.rollouts import MAX_GROUP
 from rl.settings import (
     EngineSettings,
     LearnerSettings,
     LoraSettings,
     ModelSettings,
-    Positive,
     PromptSettings,
     SamplingSettings,
     Section,
@@ -37,14 +38,50 @@ PAPER_TASKS = (
 """The nine ReasoningGYM data sets of the controlled experiment (arXiv 2509.08721, section 4)."""
 
 
+MANY = 10**9
+"""More than anybody needs, and little enough that no product with it overflows 64 bits."""
+
+_LONGEST_NAME = 255
+_LONGEST_PATH = 3800
+"""Bytes. What a file system of Linux takes, less what the node puts below its data directory."""
+
+
 def default_data_dir() -> Path:
-    """`$XDG_DATA_HOME/swarmnode`, or `~/.local/share/swarmnode` where that is not set."""
-    base = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "swarmnode"
+    """`$XDG_DATA_HOME/swarmnode`, or `~/.local/share/swarmnode` where that is not an absolute path.
+
+    Raises ConfigError if this user has no home directory.
+    """
+    base = Path(os.environ.get("XDG_DATA_HOME", ""))
+    # The XDG Base Directory Specification has relative paths ignored.
+    if base.is_absolute():
+        return base / "swarmnode"
+    try:
+        return Path.home() / ".local" / "share" / "swarmnode"
+    except RuntimeError as error:
+        raise ConfigError("this user has no home directory: set HOME, or give --data-dir") from error
 
 
-def _absolute(path: Path) -> Path:
-    return path.expanduser().absolute()
+def data_dir_at(path: str | Path) -> Path:
+    """The absolute path of a data directory. Raises ValueError if there can be none of this name."""
+    text = str(path)
+    if not text.strip():
+        raise ValueError("must name a directory")
+    if "\0" in text:
+        raise ValueError("must not hold a zero byte")
+    if not text.isascii() and text != text.encode(errors="replace").decode():
+        raise ValueError("must be UTF-8 text")
+    try:
+        whole = Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError(f"there is no home directory of the user in {Path(text).parts[0]}") from error
+    name = max(whole.parts, key=lambda part: len(os.fsencode(part)))
+    if len(os.fsencode(whole)) > _LONGEST_PATH or len(os.fsencode(name)) > _LONGEST_NAME:
+        raise ValueError(f"is too long: at most {_LONGEST_PATH} bytes, and {_LONGEST_NAME} for each part of it")
+    return whole
+
+
+def _data_dir(value: Any) -> Any:
+    return data_dir_at(value) if isinstance(value, (str, Path)) else value
 
 
 class NodeSettings(Section):
@@ -53,7 +90,7 @@ class NodeSettings(Section):
     name: str = Field(default="", max_length=64)
     """A name for people, shown beside the node's id."""
 
-    data_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+    data_dir: Annotated[Path, BeforeValidator(_data_dir)] = Field(
         default_factory=lambda: default_data_dir(),
         json_schema_extra={"shown": "$XDG_DATA_HOME/swarmnode, else ~/.local/share/swarmnode"},
     )
@@ -62,7 +99,7 @@ class NodeSettings(Section):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """Fixes tasks and sampling, to repeat a run. Not set: they follow from the node's identity."""
 
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads of the learner; 0 leaves the choice to torch."""
 
 
@@ -88,10 +125,10 @@ class SharingSettings(Section):
 class CheckpointSettings(Section):
     """[checkpoint]: how often progress is saved. It is saved at shutdown too."""
 
-    every: Positive = 10
+    every: int = Field(default=10, ge=1, le=MANY)
     """Rounds between checkpoints: what a crash can lose."""
 
-    keep: int = Field(default=3, ge=2)
+    keep: int = Field(default=3, ge=2, le=MANY)
     """Checkpoints kept. Two at least, so that a damaged one has another behind it."""
 
 
@@ -101,21 +138,21 @@ class EvaluationSettings(Section):
     per_task: int = Field(default=32, ge=1, le=4096)
     """Held-out tasks of each kind in the mix."""
 
-    samples: int = Field(default=4, ge=1, le=64)
+    samples: int = Field(default=4, ge=1, le=MAX_GROUP)
     """Completions sampled a task, beside the greedy one."""
 
 
 class PoolSettings(Section):
     """[pool]: the store of scored groups; the oldest go first."""
 
-    max_groups: Positive = 4096
+    max_groups: int = Field(default=4096, ge=1, le=MANY)
     """Groups kept."""
 
 
 class StorageSettings(Section):
     """[storage]: the disk."""
 
-    min_free_mb: int = Field(default=500, ge=0)
+    min_free_mb: int = Field(default=500, ge=0, le=MANY)
     """Training pauses while the data directory's disk has less room than this, in MiB."""
 
 

@@ -20,7 +20,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 
 from node.config import Config
-from node.errors import NodeError
+from node.errors import ConfigError
+from node.masking import shown
 from rl.model_names import recipe_of
 
 KeyPath = tuple[str, ...]
@@ -33,13 +34,8 @@ RECIPES = Path(__file__).parent / "recipes"
 # What Kubernetes puts into every container of a namespace that has a service called "swarmnode".
 _SERVICE_LINK = re.compile(r"SWARMNODE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)")
 
-_SECRET = re.compile(r"(^|_)(token|secret|password|passphrase|credential|api_?key|private_?key|access_?key)$", re.I)
-
-
-class ConfigError(NodeError):
-    """A configuration that cannot be used. One line a mistake: key, value, what is allowed, where it stands."""
-
-    exit_status = 2
+_MAX_DEPTH = 32
+"""Tables and lists inside one another. No setting needs as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +137,8 @@ def _file(named: Path | None, variables: Mapping[str, str]) -> Path | None:
 def file_layer(path: Path, kind: Literal["file", "recipe"] = "file", name: str | None = None) -> Layer:
     """The settings of a TOML file. Raises ConfigError if it cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors put a byte order mark in front.
+        text = path.read_text(encoding="utf-8-sig")
         content = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -149,6 +146,12 @@ def file_layer(path: Path, kind: Literal["file", "recipe"] = "file", name: str |
         raise ConfigError(f"{path}: is not UTF-8 text") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deeply") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: holds a whole number with too many digits") from error
+    if _depth(content) > _MAX_DEPTH:
+        raise ConfigError(f"{path}: is nested too deeply: {_MAX_DEPTH} levels are allowed")
     lines = _line_numbers(text)
     return [
         Setting(key, value, Source(kind, name or (f"{path}:{lines[key]}" if key in lines else str(path))))
@@ -174,11 +177,16 @@ def _key(text: str) -> KeyPath:
 
 
 def _recipe_layer(layers: Sequence[Layer]) -> Layer:
-    name: Any = Config.model_fields["model"].default.name
-    for layer in layers:
-        name = next((s.value for s in reversed(layer) if s.path == ("model", "name")), name)
-    recipe = recipe_of(name) if isinstance(name, str) else None
+    name, device = _last(layers, ("model", "name")), _last(layers, ("model", "device"))
+    recipe = recipe_of(name, device) if isinstance(name, str) and isinstance(device, str) else None
     return file_layer(RECIPES / f"{recipe}.toml", "recipe", recipe) if recipe is not None else []
+
+
+def _last(layers: Sequence[Layer], path: KeyPath) -> Any:
+    """What the layers make of a setting, unchecked, its default if none of them has it."""
+    section, name = path
+    default = getattr(Config.model_fields[section].default, name)
+    return next((s.value for layer in reversed(layers) for s in reversed(layer) if s.path == path), default)
 
 
 def _environment_layer(variables: Mapping[str, str]) -> Layer:
@@ -203,20 +211,37 @@ def _nearest_variable(variable: str) -> str:
 
 
 def _parse(path: KeyPath, text: str, source: Source) -> Any:
-    """A value written as text: JSON where the setting holds a list or a table, else the text itself."""
+    """A value written as text: JSON where the setting holds a list or a table, one of its choices, else the text."""
     annotation = annotation_at(path)
     if annotation is None:
         return text
+    if typing.get_origin(annotation) is Literal:
+        # A choice may be a number, which nobody turns a text into later.
+        return next((choice for choice in typing.get_args(annotation) if str(choice) == text.strip()), text)
     kinds = set(_members(annotation))
     if types.NoneType in kinds and text.strip().lower() in ("", "none", "null"):
         return None
     if not any(_holds_json(kind) for kind in kinds) or (str in kinds and text.lstrip()[:1] not in ("[", "{")):
         return text
+    head = f"{'.'.join(path)} = {shown(path, text)}"
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
-        key = ".".join(path)
-        raise ConfigError(f"{key} = {shown(path, text)}: must be JSON, such as [1, 2] ({source}): {error}") from error
+        raise ConfigError(f"{head}: must be JSON, such as [1, 2] ({source}): {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{head}: is nested too deeply ({source})") from error
+    if _depth(value) > _MAX_DEPTH:
+        raise ConfigError(f"{head}: is nested too deeply ({source}): {_MAX_DEPTH} levels are allowed")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """How deep tables and lists stand inside one another. Not recursive, as it guards what is."""
+    depth, level = 0, [value]
+    while level := [v for v in level if isinstance(v, (dict, list))]:
+        depth += 1
+        level = [inner for v in level for inner in (v.values() if isinstance(v, dict) else v)]
+    return depth
 
 
 def _holds_json(kind: Any) -> bool:
@@ -253,7 +278,19 @@ def _checked(layers: Iterable[Layer], file: Path | None) -> Loaded:
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(_complaints(error, merged))) from error
-    return Loaded(config, {path: setting.source for path, setting in merged.items()}, file)
+    loaded = Loaded(config, {path: setting.source for path, setting in merged.items()}, file)
+    _check_home(loaded)
+    return loaded
+
+
+def _check_home(loaded: Loaded) -> None:
+    path = ("model", "name")
+    name = loaded.config.model.name
+    try:
+        Path(name).expanduser()
+    except RuntimeError as error:
+        source = loaded.sources.get(path, DEFAULT)
+        raise ConfigError(f"model.name = {shown(path, name)} ({source}): there is no such home directory") from error
 
 
 def _complaints(error: ValidationError, merged: Mapping[KeyPath, Setting]) -> list[str]:
@@ -357,20 +394,3 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def masked(path: KeyPath, value: Any) -> Any:
-    """`value` with everything hidden that stands under the name of a secret (`token`, `api_key`, ...)."""
-    if path and _SECRET.search(path[-1]) and value not in (None, ""):
-        return "********"
-    if isinstance(value, Mapping):
-        return {name: masked((*path, str(name)), inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [masked(path, inner) for inner in value]
-    return value
-
-
-def shown(path: KeyPath, value: Any) -> str:
-    """A value for a message: JSON, secrets masked, cut short."""
-    text = json.dumps(masked(path, value), default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."

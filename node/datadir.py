@@ -90,11 +90,6 @@ class DataDir:
         return self.path / "checkpoints"
 
     @property
-    def peers_path(self) -> Path:
-        """Addresses of nodes met before."""
-        return self.path / "peers.json"
-
-    @property
     def metrics_path(self) -> Path:
         """One line a round (`node.record`)."""
         return self.path / "metrics.jsonl"
@@ -137,19 +132,25 @@ class DataDir:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, so that a crash at any moment leaves the old file or the new one. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Replace `path` by `data`, so that a crash at any moment leaves the old file or the new one.
+
+    Raises OSError, always with `path` as its file name.
+    """
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_directory(path: Path) -> None:

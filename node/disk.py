@@ -25,7 +25,7 @@ class DiskFullError(NodeError):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error of a write says that there was no room (or no quota) left."""
+    """Whether an error of a write says that there was no room left."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     if isinstance(error, sqlite3.OperationalError):

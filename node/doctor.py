@@ -19,10 +19,11 @@ from packaging.requirements import Requirement
 
 from node.config import Config
 from node.datadir import DataDir
-from node.errors import NodeError
+from node.errors import NodeError, file_problem
 from node.identity import Identity
 from node.text import clean
 from rl.errors import LearnerError
+from rl.pool import PoolError, SqlitePool
 from verifiers.base import VerifierError
 from verifiers.sandbox import open_sandbox
 from verifiers.stream import HELD_OUT_SEED, TaskStream
@@ -124,7 +125,7 @@ def _hardware(config: Config) -> Iterator[Check]:
         )
     else:
         yield Check(
-            "gpu", "note", "none: the policy trains on the CPU, which suits models of some hundred million weights"
+            "gpu", "ok", "none: the policy trains on the CPU, which suits models of some hundred million weights"
         )
 
 
@@ -141,18 +142,25 @@ def _data_dir(config: Config) -> Iterator[Check]:
     enough = free >= config.storage.min_free_mb
     advice = "" if enough else f": training pauses below {config.storage.min_free_mb}; make room"
     yield Check("disk", "ok" if enough else "fail", f"{free} MiB free{advice}")
-    key = DataDir(path).identity_path
-    if key.exists():
-        yield _guarded("identity", lambda: Check("identity", "ok", f"node {Identity.load(key).node_id}"))
+    data = DataDir(path)
+    if data.identity_path.exists():
+        yield _guarded("identity", lambda: Check("identity", "ok", f"node {Identity.load(data.identity_path).node_id}"))
+    if data.pool_path.exists():
+        yield _guarded("pool", lambda: _pool(data.pool_path))
 
 
 def _holder(path: Path) -> Check:
     pid = DataDir(path).running()
     if pid is not None:
         return Check(
-            "data", "note", f"{path} is in use: a node runs there (process {pid}), a second one would be refused"
+            "data", "note", f"{path} is in use by the node with process id {pid}: stop it, or give another --data-dir"
         )
     return Check("data", "ok", f"{path} {'is writable and free' if path.exists() else 'can be made'}")
+
+
+def _pool(path: Path) -> Check:
+    groups = sum(kind.groups for kind in SqlitePool.success_in(path, 0, None))
+    return Check("pool", "ok", f"{groups} groups of rollouts")
 
 
 def _model(config: Config) -> Iterator[Check]:
@@ -170,29 +178,56 @@ def _verifiers(config: Config) -> Iterator[Check]:
     async def try_out() -> list[Check]:
         async with open_sandbox(config.verifiers) as sandbox:
             await sandbox.ready()
-            got = sandbox.isolation
-            lacking = [name for name, done in got.items() if not done]
-            text = f"answers are scored in a process of their own, limited in {', '.join(n for n in got if got[n])}"
-            if lacking:
-                text += f"; this system does not allow to limit {', '.join(lacking)}, so run the node in a container"
-            stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED)
-            return [
-                Check("sandbox", "note" if lacking else "ok", text),
-                Check("tasks", "ok", f"{len(stream.kinds)} kinds can be made: {', '.join(stream.kinds)}"),
-            ]
+            checks = [_isolation(limit, done) for limit, done in sandbox.isolation.items()]
+            try:
+                stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED)
+            except VerifierError as error:
+                return [*checks, Check("tasks", "fail", str(error))]
+            return [*checks, Check("tasks", "ok", f"{len(stream.kinds)} kinds can be made: {', '.join(stream.kinds)}")]
 
     try:
         yield from trio.run(try_out)
     except VerifierError as error:
-        yield Check("tasks", "fail", str(error))
+        yield Check("sandbox", "fail", str(error))
+
+
+def _isolation(limit: str, done: bool) -> Check:
+    """Whether the process that scores answers, which are text of a model, is limited so, and what that means."""
+    meaning, risk = _ISOLATION.get(limit, (f"limited in {limit}", "the system does not allow this limit"))
+    return Check("sandbox", "ok" if done else "note", f"{limit}: {meaning if done else risk}")
+
+
+_CONTAINER = "run the node in a container"
+_ISOLATION = {
+    "network": (
+        "code that scores answers cannot reach the network",
+        "not cut off, so an answer that takes over its scorer could reach the network: allow unprivileged user"
+        f" namespaces (sysctl user.max_user_namespaces), or {_CONTAINER}",
+    ),
+    "memory": (
+        "an answer that takes more than [verifiers] memory_mb ends its scorer alone",
+        f"not limited, so one answer can take all memory of this machine: {_CONTAINER} with a memory limit",
+    ),
+    "privileges": (
+        "code that scores answers cannot gain rights",
+        f"not given up, so code that scores answers could use setuid programs: {_CONTAINER}",
+    ),
+    "files": (
+        "code that scores answers can write nothing into files",
+        f"not limited, so an answer that takes over its scorer could write files of this user: {_CONTAINER}",
+    ),
+}
+"""What a limit of `verifiers.isolation` means, and what its lack means."""
 
 
 def _network(config: Config) -> Iterator[Check]:
-    yield Check("ports", "ok", "none needed: this version trains alone")
+    yield Check("ports", "ok", "none: this version trains alone and opens none, so no firewall has to let it through")
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except (NodeError, LearnerError) as error:
+    except (NodeError, LearnerError, PoolError) as error:
         return Check(name, "fail", str(error))
+    except OSError as error:
+        return Check(name, "fail", file_problem(error) or str(error))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from node.config import Config
 from node.policy import CurrentPolicy
 from rl.rollouts import Sampling
-from verifiers.base import Task
+from verifiers.base import HELD_OUT_SHARE, Task, TaskRef, VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
 from verifiers.stream import HELD_OUT_SEED, TaskStream
 
@@ -41,13 +41,13 @@ class ModelScore(BaseModel):
 
 
 class KindScore(BaseModel):
-    """One kind of task. `policy` is null if nothing had been trained."""
+    """One kind of task. `base` is null if it has no held-out task, `policy` also if nothing had been trained."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: str
     tasks: int
-    base: ModelScore
+    base: ModelScore | None
     policy: ModelScore | None
 
 
@@ -65,18 +65,21 @@ class Evaluation(BaseModel):
 
 
 def evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Evaluation:
-    """Raises VerifierError for a mix whose tasks cannot be made, LearnerError if the model cannot answer them."""
+    """Held-out accuracy on the task mix. A kind without a held-out task is listed with none.
+
+    A task whose prompt does not fit the model's context cannot be answered, so it counts 0. Raises VerifierError if the
+    tasks cannot be made or no kind has a held-out one, LearnerError if the model cannot answer them.
+    """
     return trio.run(_evaluate, config, current, progress)
 
 
 async def _evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Evaluation:
     async with open_sandbox(config.verifiers) as sandbox:
-        tasks = await _held_out(sandbox, config, progress)
+        kinds, tasks = await _held_out(sandbox, config, progress)
         base = await _scores("base model", True, tasks, sandbox, config, current, progress)
         policy = None
         if current.checkpoint is not None:
             policy = await _scores("policy", False, tasks, sandbox, config, current, progress)
-    kinds = list(dict.fromkeys(task.kind for task in tasks))
     places = {kind: [place for place, task in enumerate(tasks) if task.kind == kind] for kind in kinds}
     return Evaluation(
         time=time.time(),
@@ -88,17 +91,23 @@ async def _evaluate(config: Config, current: CurrentPolicy, progress: Progress) 
     )
 
 
-async def _held_out(sandbox: Sandbox, config: Config, progress: Progress) -> list[Task]:
+async def _held_out(sandbox: Sandbox, config: Config, progress: Progress) -> tuple[list[str], list[Task]]:
+    """All kinds of the mix, and the held-out tasks of those that have any."""
     stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED, held_out=True)
     tasks: list[Task] = []
     for number in range(len(stream.kinds)):
         progress("held-out tasks", number, len(stream.kinds), "kinds")
         tasks += await stream.draw_distinct(number, config.evaluation.per_task)
-    return tasks
+    if not tasks:
+        raise VerifierError(
+            f"no kind of task has a held-out question ({', '.join(stream.kinds)}): one question in {HELD_OUT_SHARE} is"
+            " held out, by a hash of its text; widen the options, or add questions to the file"
+        )
+    return stream.kinds, tasks
 
 
 Rewards = list[list[float]]
-"""For each task the rewards of its completions."""
+"""For each task the rewards of its completions; a single 0 for a task that could not be shown."""
 
 
 async def _scores(
@@ -110,7 +119,10 @@ async def _scores(
     current: CurrentPolicy,
     progress: Progress,
 ) -> tuple[Rewards, Rewards]:
-    """Greedy and sampled rewards of one model."""
+    """Greedy and sampled rewards of one model, a row for each of `tasks`.
+
+    The learner leaves out tasks that do not fit the model's context, so its groups are matched by the task they name.
+    """
     sampling = config.sampling
     greedy = Sampling(1, sampling.max_new_tokens, temperature=0.0)
     sampled = Sampling(config.evaluation.samples, sampling.max_new_tokens, sampling.temperature, sampling.top_p)
@@ -120,11 +132,12 @@ async def _scores(
         groups = current.learner.generate(
             tasks, drawing, config.node.seed or 0, base=base, progress=partial(progress, what)
         )
-        scored: Rewards = []
-        for group in groups:
-            progress(f"{what}, scoring", len(scored), len(groups), "tasks")
-            scored.append(await sandbox.score(group.task, [completion.text for completion in group.completions]))
-        rewards.append(scored)
+        scored: dict[TaskRef, list[float]] = {}
+        for number, group in enumerate(groups):
+            progress(f"{what}, scoring", number, len(groups), "tasks")
+            texts = [completion.text for completion in group.completions]
+            scored[group.task.ref] = await sandbox.score(group.task, texts)
+        rewards.append([scored.get(task.ref, [0.0]) for task in tasks])
     return rewards[0], rewards[1]
 
 
@@ -135,6 +148,8 @@ def _kind_score(
         greedy, sampled = (_accuracy([statistics.fmean(part[place]) for place in places]) for part in rewards)
         return ModelScore(greedy=greedy, sampled=sampled)
 
+    if not places:
+        return KindScore(kind=kind, tasks=0, base=None, policy=None)
     return KindScore(kind=kind, tasks=len(places), base=score(base), policy=score(policy) if policy else None)
 
 
@@ -151,6 +166,7 @@ def table(evaluation: Evaluation) -> list[str]:
     for score in (*evaluation.kinds, evaluation.overall):
         with_error = score is evaluation.overall
         cells = [_cell(a, with_error) for model in (score.base, score.policy) if model for a in _both(model)]
+        cells = cells or ["none held out", *[""] * (len(rows[0]) - 3)]
         rows.append([score.kind, str(score.tasks), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(_aligned(row, widths)) for row in rows]

@@ -17,11 +17,12 @@ from pydantic import TypeAdapter
 
 from node.background import background
 from node.errors import NodeError
-from rl.errors import LearnerError
+from rl.errors import LearnerError, TrainingError
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
 from verifiers.base import Task
-from verifiers.process import Child, FrameError, spawn
+from verifiers.codec import FrameError
+from verifiers.process import Child, spawn
 
 _TASKS = TypeAdapter(list[Task])
 _ROLLOUTS = TypeAdapter(list[RolloutGroup])
@@ -61,6 +62,7 @@ class LearnerProcess:
         self._on_progress = on_progress
         self._lock = trio.Lock()
         self._next_id = 0
+        self._deaf = False
         self.last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self.log_ended = trio.Event()
         self.description: dict[str, Any] = {}
@@ -127,6 +129,9 @@ class LearnerProcess:
         try:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_SECONDS):
                 await self._child.frames.send(frame)
+        except FrameError as error:
+            # Nothing was sent, so the learner is as it was.
+            raise LearnerFailed(f"too much for one request to the learner: {error}") from error
         except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
             raise await self._died() from error
 
@@ -137,7 +142,7 @@ class LearnerProcess:
             with contextlib.suppress(LearnerDied):
                 return await self._answer(identifier)
             return None
-        self.last_lines.append(f"it did not stop within {STOP_SECONDS:g} s, so it was killed")
+        self._deaf = True
         await self._child.kill()
         return None
 
@@ -161,7 +166,9 @@ class LearnerProcess:
         status = await self._child.kill()
         with trio.CancelScope(shield=True), trio.move_on_after(1):
             await self.log_ended.wait()
-        if status < 0:
+        if self._deaf:
+            how = f"did not stop within {STOP_SECONDS:g} s and was killed; its last rounds will be done again"
+        elif status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
             if -status == signal.SIGKILL:
                 how += " (when nobody sent it, the system ran out of memory: lower [training] token_budget or"
@@ -180,8 +187,7 @@ async def open_learner(on_progress: Progress, on_log: LogLine) -> AsyncIterator[
     """
     reader, writer = os.pipe()
     try:
-        # Files the learner writes are this node's own; its environment is the node's, for caches, proxies and tokens.
-        child = spawn("rl.learner_child", env={**os.environ, "TOKENIZERS_PARALLELISM": "false"}, stderr=writer)
+        child = spawn("rl.learner_child", env=_environment(), stderr=writer)
     except OSError:
         os.close(reader)
         raise
@@ -206,6 +212,11 @@ async def open_learner(on_progress: Progress, on_log: LogLine) -> AsyncIterator[
                 await child.kill()
 
 
+def _environment() -> dict[str, str]:
+    """The node's own, for caches, proxies and tokens; and what lies in the working directory is not imported."""
+    return {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
+
+
 async def _read_log(reader: int, on_log: LogLine, ended: trio.Event) -> None:
     """Hand on the learner's log, a line at a time: `LEVEL text`, or bare text from libraries."""
     async with trio.lowlevel.FdStream(reader) as stream:
@@ -226,6 +237,8 @@ def _failure(error: dict[str, Any]) -> Exception:
     """What to raise for an error frame: the message alone where the learner foresaw it, else the traceback too."""
     if error.get("errno") is not None:
         return OSError(error["errno"], error["message"])
+    if error["type"] == TrainingError.__name__:
+        return TrainingError(error["message"])
     if error["type"] in _FORESEEN:
         return LearnerFailed(error["message"])
     return LearnerFailed(f"{error['type']}: {error['message']}\n{error['traceback']}")

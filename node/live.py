@@ -29,7 +29,6 @@ _RECENT = 20
 _KIND_GROUPS = 64
 """Groups of one kind of task that its success looks back."""
 _SAMPLES = 3
-_HEAD_LINES = 6
 _BAR = 24
 
 

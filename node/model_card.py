@@ -1,6 +1,7 @@
 """The model card of an exported policy: base model, tasks, rounds, training record and held-out accuracy."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from node.config import Config
 from node.datadir import DataDir
 from node.errors import NodeError
 from node.evaluation import Evaluation, table
+from node.masking import masked
 from node.record import MetricsFile, Record
 
 _PERIODS = 10
 """Rows of the training record."""
+
+_LOCAL_PATH = re.compile(r"(?:file:/*|(?<![\w./:])(?:~[\w-]*|\.{1,2})?/+)(?:[^\s/,;()\"']+/+)+([^\s/,;()\"']+)")
+"""A path inside other text, and its last part."""
 
 
 def model_card(config: Config, base: str, rounds: int, merged: bool) -> str:
@@ -23,15 +28,17 @@ def model_card(config: Config, base: str, rounds: int, merged: bool) -> str:
     """
     data = DataDir(config.node.data_dir)
     records = [record for record in MetricsFile(data.metrics_path).read() if record.round <= rounds]
-    # A path is of no use to others, and says more about this machine than it should.
-    shown = Path(base).name if Path(base).is_absolute() else base
+    shown = without_paths(base)
     parts = [
         _front_matter(base, merged),
         f"# {shown}, trained with swarmnode",
         f"{'A whole model' if merged else 'A LoRA adapter (peft)'}, trained from `{shown}` for {rounds} rounds by"
         " reinforcement learning with verifiable rewards (GRPO in the rounds of SAPO, arXiv 2509.08721).",
         "## Tasks",
-        "\n".join(f"- {entry.verifier}: {_task(entry.config)}" for entry in config.tasks.mix),
+        "\n".join(
+            f"- {entry.verifier}: {_task(masked(('tasks', 'mix'), without_paths(entry.config)))}"
+            for entry in config.tasks.mix
+        ),
         "## Training",
         _settings(config),
         _training_record(records),
@@ -51,14 +58,22 @@ def _front_matter(base: str, merged: bool) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
+def without_paths(value: Any) -> Any:
+    """`value` with every path of this machine cut to its last part: the rest helps nobody and says too much."""
+    if isinstance(value, str):
+        whole = Path(value).name if value.startswith(("/", "~/")) else ""
+        return whole or _LOCAL_PATH.sub(r"\1", value)
+    if isinstance(value, dict):
+        return {without_paths(key): without_paths(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_paths(inner) for inner in value]
+    return value
+
+
 def _task(config: dict[str, Any]) -> str:
-    """The data set and its options; what looks like a file keeps its last part only."""
+    """The data set and its options."""
     dataset = config.get("dataset")
-    options = {
-        key: Path(value).name if isinstance(value, str) and "/" in value else value
-        for key, value in config.items()
-        if key != "dataset"
-    }
+    options = {key: value for key, value in config.items() if key != "dataset"}
     return f"{dataset or ''} {json.dumps(options, ensure_ascii=False) if options else ''}".strip()
 
 
@@ -93,7 +108,8 @@ def _held_out(data: DataDir) -> str:
         return "Not measured."
     except (OSError, ValidationError) as error:
         raise NodeError(f"{data.evaluation_path} cannot be read ({error}): run `swarmnode eval` again") from error
+    # The kind of a task may have its options in it.
+    kinds = [score.model_copy(update={"kind": without_paths(score.kind)}) for score in evaluation.kinds]
+    lines = table(evaluation.model_copy(update={"kinds": kinds}))
     after = "the base model alone" if evaluation.round is None else f"after round {evaluation.round}"
-    return (
-        f"In percent, {after}, on tasks that were never trained on:\n\n```\n" + "\n".join(table(evaluation)) + "\n```"
-    )
+    return f"In percent, {after}, on tasks that were never trained on:\n\n```\n" + "\n".join(lines) + "\n```"

@@ -1,10 +1,16 @@
-"""The record of a run: `metrics.jsonl`, one JSON object a round. `docs/metrics.md` is its reference."""
+"""The record of a run: `metrics.jsonl`, one JSON object a round. `docs/metrics.md` is its reference.
+
+The rule that keeps old runs readable: keys keep their name, their meaning and their place; a key that a later version
+adds goes to the end and has a default, which stands for it in lines written before; and a reader passes over keys that
+it does not know.
+"""
 
 import errno
 import json
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +38,7 @@ class RecordError(NodeError):
 class Record(BaseModel):
     """One finished round. The keys, their order and their meaning are stable; later versions may only add to them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     round: int = Field(ge=1)
     """Number of the round. The first is 1, and each is there once."""
@@ -135,17 +141,31 @@ class MetricsFile:
     def rewind(self, last_round: int) -> int:
         """Drop the rounds after `last_round` and a torn last line. Returns how many whole rounds went.
 
-        Raises OSError, or RecordError if the file is none of ours.
+        What follows `last_round` need not be readable, as it goes. Raises OSError, or RecordError for a damaged line
+        among what is to stay.
         """
-        end, last, dropped = 0, 0, 0
-        for offset, record in self._scan():
+        end, last, dropped, before = 0, 0, 0, 0
+        for line in self._lines():
+            try:
+                record = self._parse(line, before)
+            except RecordError:
+                if before < last_round:
+                    raise
+                continue
+            if record is None:
+                break
+            before = record.round
             if record.round <= last_round:
-                end, last = offset, record.round
+                end, last = line.end, record.round
             else:
                 dropped += 1
         self._cut(end)
         self._last = last
         return dropped
+
+    def missing(self, last_round: int) -> int:
+        """How many of the rounds from 1 to `last_round` the file does not have. Raises RecordError."""
+        return last_round - sum(record.round <= last_round for record in self.read())
 
     def read(self) -> Iterator[Record]:
         """The rounds, oldest first; none if there is no file. A torn last line, left by a crash, is passed over.
@@ -176,30 +196,60 @@ class MetricsFile:
 
     def _scan(self) -> Iterator[tuple[int, Record]]:
         """Each record and the offset behind its line."""
+        last = 0
+        for line in self._lines():
+            record = self._parse(line, last)
+            if record is None:
+                return
+            last = record.round
+            yield line.end, record
+
+    def _lines(self) -> Iterator["_Line"]:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
             return
-        end, last = 0, 0
-        lines = data.splitlines(keepends=True)
-        for number, line in enumerate(lines, 1):
-            torn = number == len(lines) and not line.endswith(b"\n")
-            try:
-                record = Record.model_validate(json.loads(line))
-            except (ValueError, ValidationError) as error:
-                # The last line may be cut short, or be zeros where a machine lost power before the data was on disk.
-                if torn or (number == len(lines) and not line.strip(b"\0 \n")):
-                    return
-                raise RecordError(f"{self._path}:{number}: is not a record: {_first(error)}") from error
-            if torn:
-                return
-            if record.round <= last:
-                raise RecordError(f"{self._path}:{number}: round {record.round} stands after round {last}")
-            end, last = end + len(line), record.round
-            yield end, record
+        end = 0
+        for number, content in enumerate(data.splitlines(keepends=True), 1):
+            end += len(content)
+            yield _Line(number, content, end, is_last=end == len(data))
+
+    def _parse(self, line: "_Line", before: int) -> Record | None:
+        """The record in a line; None if the line is torn. Raises RecordError.
+
+        `before` is the round of the record before.
+        """
+        torn = line.is_last and not line.content.endswith(b"\n")
+        try:
+            record = Record.model_validate(json.loads(line.content))
+        except (ValueError, RecursionError) as error:
+            # The last line may be cut short, or be zeros where a machine lost power before the data was on disk.
+            if torn or (line.is_last and not line.content.strip(b"\0 \n")):
+                return None
+            raise self._damaged(line, f"is not a record: {_first(error)}") from error
+        if torn:
+            return None
+        if record.round <= before:
+            raise self._damaged(line, f"round {record.round} stands after round {before}")
+        return record
+
+    def _damaged(self, line: "_Line", problem: str) -> RecordError:
+        return RecordError(
+            f"{self._path}:{line.number}: {problem}; delete that line, or move the file away to begin a new one: it is"
+            " only the record, training does not depend on it"
+        )
 
 
-def _first(error: ValueError) -> str:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    number: int
+    content: bytes
+    end: int
+    """Bytes from the beginning of the file up to behind this line."""
+    is_last: bool
+
+
+def _first(error: Exception) -> str:
     if isinstance(error, ValidationError):
         detail = error.errors(include_url=False)[0]
         return f"{'.'.join(str(part) for part in detail['loc'])}: {detail['msg']}"

@@ -11,8 +11,9 @@ from node.config_sources import load_run
 from node.datadir import DataDir
 from node.identity import Identity
 from node.record import MetricsFile, Record
+from node.text import clean
 from rl.checkpoint import CheckpointReader
-from rl.pool import SqlitePool
+from rl.pool import PoolError, SqlitePool
 
 RECENT_ROUNDS = 50
 """Rounds that averages look back."""
@@ -29,7 +30,10 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What can be said about a node from outside. `pid` is None if it does not run."""
+    """What can be said about a node from outside. `pid` is None if it does not run.
+
+    `kinds` are of the node's own groups; `pool_error` says why they could not be counted, if so.
+    """
 
     data_dir: str
     node_id: str | None
@@ -41,17 +45,28 @@ class Status:
     reward_recent: float | None
     checkpoints: tuple[int, ...]
     kinds: tuple[Kind, ...]
+    pool_error: str | None
 
 
 def gather(path: Path) -> Status:
-    """Read a data directory. Raises DataDirError, RecordError, IdentityError or ConfigError if it is damaged."""
+    """Read a data directory, changing nothing in it.
+
+    Raises DataDirError, RecordError, IdentityError or ConfigError if it is damaged.
+    """
     data = DataDir.look(path)
     records = MetricsFile(data.metrics_path).last(RECENT_ROUNDS)
     config = load_run(data.config_path).config if data.config_path.is_file() else None
     last = records[-1] if records else None
+    node_id = Identity.load(data.identity_path).node_id if data.identity_path.is_file() else None
+    kinds: tuple[Kind, ...] = ()
+    pool_error = None
+    try:
+        kinds = _kinds(data, max(1, last.round - RECENT_ROUNDS + 1), node_id) if last and node_id else ()
+    except PoolError as error:
+        pool_error = str(error)
     return Status(
         data_dir=str(data.path),
-        node_id=Identity.load(data.identity_path).node_id if data.identity_path.is_file() else None,
+        node_id=node_id,
         name=config.node.name if config else "",
         model=config.model.name if config else None,
         pid=data.running(),
@@ -59,7 +74,8 @@ def gather(path: Path) -> Status:
         last=last,
         reward_recent=sum(r.reward_local for r in records) / len(records) if records else None,
         checkpoints=tuple(CheckpointReader(data.checkpoints_path).rounds()),
-        kinds=_kinds(data, max(1, last.round - RECENT_ROUNDS + 1)) if last else (),
+        kinds=kinds,
+        pool_error=pool_error,
     )
 
 
@@ -77,11 +93,10 @@ def to_json(status: Status) -> dict[str, Any]:
     return {**asdict(status), "last": status.last.model_dump(mode="json") if status.last else None}
 
 
-def _kinds(data: DataDir, since: int) -> tuple[Kind, ...]:
-    if not data.pool_path.is_file():
-        return ()
-    with SqlitePool(data.pool_path, max_groups=1) as pool:
-        return tuple(Kind(row.kind, row.groups, row.reward) for row in pool.success(since))
+def _kinds(data: DataDir, since: int, node_id: str) -> tuple[Kind, ...]:
+    """Raises PoolError."""
+    rows = SqlitePool.success_in(data.pool_path, since, node_id)
+    return tuple(Kind(row.kind, row.groups, row.reward) for row in rows)
 
 
 def _lines(status: Status) -> list[str]:
@@ -102,7 +117,9 @@ def _lines(status: Status) -> list[str]:
         ]
     saved = ", ".join(str(number) for number in status.checkpoints) or "none yet"
     rows.append(("checkpoints", f"after round {saved}" if status.checkpoints else saved))
-    lines = [f"{label:<12} {text}" for label, text in rows]
+    if status.pool_error is not None:
+        rows.append(("pool", status.pool_error))
+    lines = [f"{label:<12} {clean(text)}" for label, text in rows]
     if status.kinds:
         lines += ["", f"{'task':<28} {'success':>8} {'groups':>7}   (last {RECENT_ROUNDS} rounds)"]
         lines += [f"{kind.kind:<28} {kind.reward:>8.1%} {kind.groups:>7}" for kind in status.kinds]

@@ -35,8 +35,12 @@ class Stop:
 
 
 async def watch_signals(stop: Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
-    """SIGINT and SIGTERM request a stop; a second one ends the node at once, as Ctrl-C pressed twice means."""
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    """SIGINT, SIGTERM and a closed terminal request a stop; a second one ends the node at once, like Ctrl-C twice."""
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup it is ignored, and is to stay so.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    with trio.open_signal_receiver(*wanted) as signals:
         task_status.started()
         async for _ in signals:
             if stop.requested:

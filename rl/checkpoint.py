@@ -11,8 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,13 +48,14 @@ class CheckpointReader:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.damaged: list[Damaged] = []
+        self._whole: dict[str, bool] = {}
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None. Those passed over are in `damaged`, and logged."""
         self.damaged = []
         for path in self._newest_first():
             try:
-                return _verified(path)
+                return self._verify(path)
             except CheckpointError as error:
                 if not path.exists():
                     continue  # its node has just pruned it
@@ -66,6 +66,13 @@ class CheckpointReader:
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, whole or not, oldest first."""
         return [int(path.name) for path in reversed(self._newest_first())]
+
+    def _verify(self, path: Path) -> Checkpoint:
+        """Read all of a checkpoint, and remember whether it is whole. Raises CheckpointError if it is not."""
+        self._whole[path.name] = False
+        checkpoint = _verified(path)
+        self._whole[path.name] = True
+        return checkpoint
 
     def _newest_first(self) -> list[Path]:
         if not self.directory.is_dir():
@@ -88,65 +95,110 @@ class CheckpointStore(CheckpointReader):
             if left.name.startswith(_REPLACED):
                 self._put_back(left)
             if left.name.startswith(_TEMPORARY):
-                shutil.rmtree(left)
+                _delete(left)
 
     def _put_back(self, left: Path) -> None:
         """Finish a replacement that a kill cut in two: the old checkpoint returns if the new one did not arrive."""
         target = self.directory / left.name.removeprefix(_REPLACED)
-        if target.exists():
-            shutil.rmtree(left)
+        if target.exists() or left.is_symlink() or not left.is_dir():
+            _delete(left)
         else:
             left.rename(target)
 
-    @contextmanager
-    def writing(self, round_number: int, state: Mapping[str, Any]) -> Iterator[Path]:
-        """A directory to write the files of a checkpoint into; on leaving the block it becomes the checkpoint.
+    def begin(self, round_number: int) -> Path:
+        """A new directory to write the files of a checkpoint into, for `commit` or `discard`. Raises OSError."""
+        temporary = self.directory / f"{_TEMPORARY}{round_number:08d}"
+        self.discard(temporary)
+        temporary.mkdir()
+        return temporary
 
-        `state` (JSON values) is kept with them. If the block or the disk fails, nothing of it stays and the error goes
-        on. A checkpoint of the same round is replaced.
+    def discard(self, directory: Path) -> None:
+        """Remove what `begin` gave, and all that is in it. Raises OSError."""
+        if directory.exists():
+            _delete(directory)
+
+    def commit(self, round_number: int, directory: Path, state: Mapping[str, Any]) -> None:
+        """Make what is in `directory` the checkpoint of a round, and remove those that are too many.
+
+        `state` (JSON values) is kept with it. A checkpoint of the same round is replaced. Takes seconds for a large
+        model and may run in a thread, one call at a time. Raises OSError, TypeError or ValueError (of a state that is
+        not JSON): then nothing of it stays, and all older ones do.
         """
         target = self.directory / f"{round_number:08d}"
-        temporary = self.directory / f"{_TEMPORARY}{target.name}"
-        temporary.mkdir()
         try:
-            yield temporary
-            (temporary / STATE).write_text(json.dumps({**state, "round": round_number}, indent=1), "utf-8")
-            files = sorted(path for path in temporary.rglob("*") if path.is_file())
-            manifest = {path.relative_to(temporary).as_posix(): _fingerprint(path) for path in files}
-            (temporary / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), "utf-8")
-            _sync_tree(temporary)
-            self._move_into_place(temporary, target)
+            (directory / STATE).write_text(json.dumps({**state, "round": round_number}, indent=1), "utf-8")
+            files = sorted(path for path in directory.rglob("*") if path.is_file())
+            manifest = {path.relative_to(directory).as_posix(): _fingerprint(path) for path in files}
+            (directory / MANIFEST).write_text(json.dumps({"files": manifest}, indent=1), "utf-8")
+            _sync_tree(directory)
+            self._move_into_place(directory, target)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise
+        self._whole[target.name] = True
         self.prune()
 
     def _move_into_place(self, temporary: Path, target: Path) -> None:
         replaced = self.directory / f"{_REPLACED}{target.name}"
+        if replaced.exists():
+            self._put_back(replaced)
         if target.exists():
             target.rename(replaced)
-        temporary.rename(target)
-        _sync(self.directory)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        try:
+            temporary.rename(target)
+            _sync(self.directory)
+        except BaseException:
+            if not temporary.exists():
+                target.rename(temporary)
+            if replaced.exists():
+                replaced.rename(target)
+            raise
+        _remove(replaced)
 
     def prune(self) -> None:
-        """Remove all but the newest `keep` checkpoints that are whole. Damaged ones newer than those stay."""
+        """Remove all but the newest `keep` checkpoints that are whole. Damaged ones newer than those stay.
+
+        Each is read at most once in the life of this object; those it committed itself are taken to be whole.
+        """
         good = 0
         for path in self._newest_first():
             if good >= self.keep:
-                shutil.rmtree(path)
-                continue
+                self._whole.pop(path.name, None)
+                _remove(path)
+            elif self._is_whole(path):
+                good += 1
+
+    def _is_whole(self, path: Path) -> bool:
+        if path.name not in self._whole:
             try:
-                _verified(path)
-            except CheckpointError:
-                continue
-            good += 1
+                self._verify(path)
+            except CheckpointError as error:
+                log.warning("checkpoint %s is damaged (%s): it does not count as one", path, error)
+        return self._whole[path.name]
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint that is too many. If that fails, none is lost by it, and the next prune tries again."""
+    try:
+        if path.exists():
+            _delete(path)
+    except OSError as error:
+        log.warning("the old checkpoint %s cannot be removed: %s", path, error)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _verified(path: Path) -> Checkpoint:
     try:
         manifest = json.loads((path / MANIFEST).read_text("utf-8"))["files"]
+        present = {found.relative_to(path).as_posix() for found in path.rglob("*") if not found.is_dir()} - {MANIFEST}
+        if wrong := {STATE, *manifest} ^ present or {STATE} - manifest.keys():
+            raise CheckpointError(f"its files are not those of its manifest: {', '.join(sorted(wrong))}")
         for name, expected in manifest.items():
             found = _fingerprint(path / name)
             if found["size"] != expected["size"]:
@@ -155,7 +207,7 @@ def _verified(path: Path) -> Checkpoint:
                 raise CheckpointError(f"{name} is not what was written")
         state = json.loads((path / STATE).read_text("utf-8"))
         return Checkpoint(int(state["round"]), path, state)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
 

@@ -29,5 +29,9 @@ class CheckpointError(LearnerError):
     """A saved policy cannot be loaded: damaged, or made with another model or other adapter settings."""
 
 
+class AnswerError(LearnerError):
+    """What was asked is done, but the answer is too long to travel."""
+
+
 class Stopped(LearnerError):
     """The work was stopped on request. Policy and optimiser are as they were before it."""

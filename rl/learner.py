@@ -8,6 +8,7 @@ import importlib.metadata
 import io
 import json
 import logging
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,16 @@ import torch
 
 from rl.batches import Group, Row
 from rl.engines.base import InferenceEngine
-from rl.engines.transformers import TransformersEngine
+from rl.engines.choice import open_engine
 from rl.errors import CheckpointError, ModelError, PromptError
 from rl.models import resolve
-from rl.policy import Policy, Progress, Stop, check_stop, never, no_progress
+from rl.optimizer import read_state, set_state
+from rl.policy import Policy
 from rl.prompts import Message, decode, encode_completion, render, render_messages
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
 from rl.weights import write_tensors
+from rl.work import Progress, Stop, check_stop, is_out_of_memory, never, no_progress, out_of_memory_as
 from verifiers.base import Task
 
 log = logging.getLogger(__name__)
@@ -36,13 +39,16 @@ class Learner:
     """See the module. `stop` is asked during long work; once it says yes, generate and update raise Stopped."""
 
     def __init__(self, settings: LearnerSettings, trained: str | None = None, *, stop: Stop = never) -> None:
-        """Load the model. `trained` is the identity that an existing checkpoint was trained from. Raises ModelError."""
+        """Load the model. `trained` is the identity that an existing checkpoint was trained from.
+
+        Raises ModelError, OutOfMemory.
+        """
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.settings = settings
         self.policy = Policy(resolve(settings.model, trained), settings)
         self.tokenizer = self.policy.tokenizer
-        self.engine: InferenceEngine = TransformersEngine(self.policy, settings.engine.max_sequences)
+        self.engine: InferenceEngine = open_engine(settings.engine, self.policy)
         self._stop = stop
 
     def generate(
@@ -56,11 +62,12 @@ class Learner:
     ) -> list[RolloutGroup]:
         """Sample a group for each task, in order. `base` asks the model before any training.
 
-        Raises PromptError if a task does not fit the model's context, Stopped, OutOfMemory.
+        A task that does not fit the model's context is left out with a warning, so there may be fewer groups than
+        tasks: each names its own. Raises PromptError if no task fits, Stopped, OutOfMemory.
         """
         check_stop(self._stop)
-        room = self.policy.context - sampling.max_new_tokens
-        prompts = [render(self.tokenizer, self.settings.prompt, task, room) for task in tasks]
+        fitting = self._prompts(tasks, self.policy.context - sampling.max_new_tokens)
+        prompts = [prompt for _, prompt in fitting]
         sampled = self.engine.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress)
         step = 0 if base else self.policy.step
         return [
@@ -69,8 +76,22 @@ class Learner:
                 tuple(Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs) for s in group),
                 step,
             )
-            for task, group in zip(tasks, sampled, strict=True)
+            for (task, _), group in zip(fitting, sampled, strict=True)
         ]
+
+    def _prompts(self, tasks: Sequence[Task], room: int) -> list[tuple[Task, list[int]]]:
+        """The tasks that fit `room` tokens, each with its prompt. Raises PromptError if none of them does."""
+        fitting: list[tuple[Task, list[int]]] = []
+        problem: PromptError | None = None
+        for task in tasks:
+            try:
+                fitting.append((task, render(self.tokenizer, self.settings.prompt, task, room)))
+            except PromptError as error:
+                log.warning("a task of %s is left out: %s", task.kind, error)
+                problem = error
+        if problem is not None and not fitting:
+            raise problem
+        return fitting
 
     def update(self, groups: Sequence[ScoredGroup], seed: int, *, progress: Progress = no_progress) -> UpdateStats:
         """One learning step on these groups, own and others' alike.
@@ -158,7 +179,9 @@ class Learner:
         (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
 
     def load(self, directory: Path) -> None:
-        """Take policy and optimiser from what `save` wrote. Raises CheckpointError, with nothing changed."""
+        """Take policy and optimiser from what `save` wrote. Raises CheckpointError or OutOfMemory; nothing has changed
+        then.
+        """
         state = _read_state(directory / STATE_FILE)
         mine = {"model": self.policy.resolved.identity, "lora": self.settings.lora.model_dump()}
         for key, value in mine.items():
@@ -167,22 +190,31 @@ class Learner:
                     f"the checkpoint in {directory} was made with {key} {state[key]!r} and this node has {value!r}: "
                     "restore that setting or start with an empty data directory"
                 )
-        values = self.policy.weights.read(directory)
-        path = directory / OPTIMIZER_FILE
-        try:
-            optimizer = torch.load(path, map_location=self.policy.resolved.device, weights_only=True)
-            self.policy.optimizer.load_state_dict(optimizer)
-        except (OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        with out_of_memory_as(f"the checkpoint in {directory} does not fit in memory: free some"):
+            values = self.policy.weights.read(directory)
+            optimizer = self._read_optimizer(directory / OPTIMIZER_FILE)
         self.policy.weights.restore(values)
+        set_state(self.policy.optimizer, optimizer)
         self.policy.step = int(state["step"])
         self.engine.refresh()
+
+    def _read_optimizer(self, path: Path) -> list[dict[str, torch.Tensor]]:
+        try:
+            # A pickle may run any program; with `weights_only` torch refuses all but tensors and plain values.
+            return read_state(self.policy.optimizer, torch.load(path, map_location="cpu", weights_only=True))
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(f"{path} holds something else than an optimiser's state") from error
+        except (OSError, RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
 
     def describe(self) -> dict[str, Any]:
         """What is running: plain values for a person or a log."""
         model, resolved = self.policy.model, self.policy.resolved
         return {
             "model": resolved.identity,
+            "public_name": resolved.public_name,
             "location": str(resolved.location),
             "parameters": sum(p.numel() for n, p in model.named_parameters() if ".lora_" not in n),
             "trained_parameters": self.policy.weights.count,
@@ -222,6 +254,11 @@ def _read_state(path: Path) -> dict[str, Any]:
         state = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT or not {"model", "step", "lora"} <= state.keys():
+    if (
+        not isinstance(state, dict)
+        or state.get("format") != FORMAT
+        or not {"model", "lora"} <= state.keys()
+        or not isinstance(state.get("step"), int)
+    ):
         raise CheckpointError(f"{path} is not of format {FORMAT}: another version of swarmnode wrote it")
     return state

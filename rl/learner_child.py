@@ -24,10 +24,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rl.errors import LearnerError, Stopped
+from rl.errors import AnswerError, LearnerError, Stopped
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
 from verifiers.base import Task
+from verifiers.codec import FrameError
 from verifiers.process import Channel, die_with_parent
 
 TASKS = TypeAdapter(list[Task])
@@ -39,6 +40,12 @@ COMPLETION = TypeAdapter(Completion)
 
 PROGRESS_SECONDS = 0.1
 """Least time between two progress frames: a person sees no more, and the parent has other things to do."""
+
+LESS = {
+    "generate": "lower sampling.max_new_tokens, or sharing.local or sampling.group_size (in an evaluation "
+    "evaluation.per_task or evaluation.samples); about three million tokens fit"
+}
+"""What to change when the answer to an operation does not fit a frame."""
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +96,16 @@ class _Server:
             self._channel.send({"id": number, "ok": False, "error": describe_error(error)})
             raise
         else:
+            self._reply(number, operation, result)
+
+    def _reply(self, number: int, operation: str, result: Any) -> None:
+        try:
             self._channel.send({"id": number, "ok": True, "result": result})
+        except FrameError as error:
+            # Nothing of it has been sent.
+            advice = LESS.get(operation, "ask for less at once")
+            told = AnswerError(f"the answer to {operation} cannot be sent ({error}): {advice}")
+            self._channel.send({"id": number, "ok": False, "error": describe_error(told)})
 
     def _generate(self, number: int, args: Mapping[str, Any]) -> Any:
         groups = self._learner.generate(
@@ -144,7 +160,8 @@ def _log_to_stderr() -> None:
     logging.getLogger("rl").setLevel(logging.INFO)
     logging.captureWarnings(True)
     # These tell the developers of one library what to change for the next release of another.
-    warnings.filterwarnings("ignore", category=FutureWarning)
+    for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, constants, errors, snapshot_download
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from rl.errors import ModelError
-from rl.model_names import PACKAGED_SMOLLM2, QWEN, SMOLLM2, TINY
+from rl.model_names import PACKAGED_SMOLLM2, SMOLLM2, TINY, auto_model
 from rl.settings import ModelSettings
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,13 @@ class ResolvedModel:
     device: str
     dtype: torch.dtype
 
+    @property
+    def public_name(self) -> str:
+        """What others may know the model by, in files that travel: a path says too much about this machine."""
+        if self.identity == PACKAGED_SMOLLM2:
+            return SMOLLM2
+        return Path(self.identity).name if Path(self.identity).is_absolute() else self.identity
+
 
 def resolve(settings: ModelSettings, trained: str | None = None) -> ResolvedModel:
     """Find the model that `settings` names, fetching it if need be.
@@ -84,7 +91,7 @@ def resolve(settings: ModelSettings, trained: str | None = None) -> ResolvedMode
 
 
 def _auto(device: str, revision: str | None) -> tuple[str, Path]:
-    name = QWEN if device == "cuda" else SMOLLM2
+    name = auto_model(device)
     if revision is not None:
         raise ModelError("model.revision needs a model.name other than auto")
     try:

@@ -4,7 +4,6 @@ Invariants. The model is always in eval mode, so dropout never makes a training 
 An update either happens completely or, whatever stops it, leaves weights and optimiser as they were.
 """
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,11 @@ from rl.errors import ModelError, OutOfMemory, Stopped, TrainingError
 from rl.head import token_scores
 from rl.loss import TokenBatch, policy_loss, token_weights
 from rl.models import ResolvedModel
+from rl.optimizer import copy_state, farthest, make_adamw, set_state
 from rl.rollouts import UpdateStats
 from rl.settings import LearnerSettings
 from rl.weights import Weights
+from rl.work import Progress, Stop, check_stop, first_line, is_out_of_memory, never, no_progress, out_of_memory_as
 
 log = logging.getLogger(__name__)
 
@@ -33,35 +34,13 @@ LAYOUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Nats by which log-probs of the same tokens may differ on average between two ways to compute them, when these are
 compared at the start: above the type's noise, below what attending to the wrong tokens does."""
 
+LARGEST = torch.finfo(torch.bfloat16).max
+
+TOO_LARGE = (
+    "do not fit in memory: take a smaller model, train an adapter (lora.rank above 0) or give the machine more memory"
+)
+
 T = TypeVar("T")
-Progress = Callable[[int, int, str], None]
-"""Called with what is done, what there is, and the unit."""
-Stop = Callable[[], bool]
-"""Asked now and then whether to stop."""
-
-
-def never() -> bool:
-    """A `Stop` that never stops."""
-    return False
-
-
-def no_progress(done: int, total: int, unit: str) -> None:
-    """A `Progress` that tells nobody."""
-
-
-def check_stop(stop: Stop) -> None:
-    """Raise Stopped if `stop` says so."""
-    if stop():
-        raise Stopped("stopped on request")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out, on a GPU or a CPU."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and (
-        "can't allocate memory" in str(error) or "not enough memory" in str(error) or "out of memory" in str(error)
-    )
 
 
 @dataclass(slots=True)
@@ -94,6 +73,11 @@ class Policy:
         self.max_new_tokens = settings.sampling.max_new_tokens
         self.step = 0
         self.token_budget = settings.training.token_budget
+        with out_of_memory_as(f"{resolved.identity} and its optimiser {TOO_LARGE}"):
+            self._build(settings)
+
+    def _build(self, settings: LearnerSettings) -> None:
+        resolved = self.resolved
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(str(resolved.location), trust_remote_code=False)
             self.model = self._load()
@@ -102,9 +86,9 @@ class Policy:
         if self.tokenizer.eos_token_id is None:
             raise ModelError(f"the tokenizer of {resolved.identity} has no EOS token, so completions could not end")
         self.weights = Weights(
-            self.model, settings.lora, resolved.identity, settings.seed, self._load, keep_base=settings.training.kl > 0
+            self.model, settings.lora, resolved.public_name, settings.seed, self._load, keep_base=self.settings.kl > 0
         )
-        self.optimizer = torch.optim.AdamW(self.weights.masters, lr=0.0, betas=self.settings.betas, weight_decay=0.0)
+        self.optimizer = make_adamw(self.weights.masters, self.settings.betas)
         self.packing = self._takes_block_mask()
 
     def _load(self) -> Any:
@@ -195,7 +179,7 @@ class Policy:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                reason = first_line(error)
             # Outside the handler, where the traceback no longer holds the tensors.
             self.weights.zero_grad()
             if torch.cuda.is_available():
@@ -218,7 +202,8 @@ class Policy:
         """Train on `groups`: `epochs` passes of `minibatches` optimiser steps each, in an order drawn from `seed`.
 
         Groups whose advantages are all zero cost no pass. Without any gradient to follow nothing changes. Raises
-        TrainingError, OutOfMemory or Stopped, each with policy and optimiser as they were.
+        TrainingError, OutOfMemory or Stopped, each with policy and optimiser as they were. `progress` moves by
+        micro-batches and counts completion tokens, each once an epoch.
         """
         live = [group for group in groups if self._has_gradient(group)]
         if not live:
@@ -229,14 +214,17 @@ class Policy:
         known, first = self._before(live, several=len(steps) > 1, stop=stop)
         totals: list[_Totals] = []
         norms: list[float] = []
+        planned = sum(group.trained for step in steps for group in step if self._has_gradient(group))
+
+        def tell(done: int) -> None:
+            progress(sum(total.tokens for total in totals) + done, planned, "tokens")
+
         with self._undone_on_error(several=len(steps) > 1):
-            for number, step in enumerate(steps):
+            for step in steps:
                 check_stop(stop)
-                progress(number, len(steps), "optimiser steps")
-                total, norm = self._optimiser_step(step, known, stop)
+                total, norm = self._optimiser_step(step, known, stop, tell)
                 totals.append(total)
                 norms.append(norm)
-        progress(len(steps), len(steps), "optimiser steps")
         return self._stats(totals, norms, first if len(steps) > 1 else totals[0], sum(g.trained for g in live))
 
     def _has_gradient(self, group: Group) -> bool:
@@ -262,23 +250,35 @@ class Policy:
     def _undone_on_error(self, *, several: bool) -> Iterator[None]:
         # A single step changes nothing before all that can fail has succeeded, so it needs no copy.
         step = self.step
-        saved = (self.weights.snapshot(), copy.deepcopy(self.optimizer.state_dict())) if several else None
+        with out_of_memory_as("no memory for a copy of what trains: set training.epochs and training.minibatches to 1"):
+            saved = (self.weights.snapshot(), copy_state(self.optimizer)) if several else None
         try:
             yield
         except (TrainingError, OutOfMemory, Stopped):
             self.weights.zero_grad()
             if saved is not None and self.step != step:
                 self.weights.restore(saved[0])
-                self.optimizer.load_state_dict(saved[1])
+                set_state(self.optimizer, saved[1])
                 self.step = step
             raise
 
-    def _optimiser_step(self, groups: Sequence[Group], known: _Known, stop: Stop) -> tuple[_Totals, float]:
+    def _optimiser_step(
+        self, groups: Sequence[Group], known: _Known, stop: Stop, tell: Callable[[int], None]
+    ) -> tuple[_Totals, float]:
         rows = [row for group in groups for row in group.rows]
         each = token_weights([len(row.tokens) for row in rows], self.settings.loss, self.max_new_tokens)
         weights = dict(zip(rows, each, strict=True))
         live = [group for group in groups if self._has_gradient(group)]
-        totals = self._within_memory(lambda: self._accumulate(live, weights, known, stop), live)
+        totals = self._within_memory(lambda: self._accumulate(live, weights, known, stop, tell), live)
+        with out_of_memory_as(f"the gradients {TOO_LARGE}"):
+            norm = self._apply()
+        self.step += 1
+        self.weights.zero_grad()
+        self.weights.publish()
+        return totals, norm
+
+    def _apply(self) -> float:
+        """Step along the gradients, clipped; returns their norm before. Nothing has changed if it raises."""
         norm = float(torch.nn.utils.clip_grad_norm_(self.weights.masters, self.settings.max_grad_norm))
         if not math.isfinite(norm):
             raise TrainingError(
@@ -286,21 +286,35 @@ class Policy:
             )
         for setting in self.optimizer.param_groups:
             setting.update(lr=self.learning_rate, weight_decay=self.settings.weight_decay, betas=self.settings.betas)
+        # A bfloat16 copy of a weight is the first to overflow.
+        if not farthest(self.optimizer, min(norm, self.settings.max_grad_norm)) < LARGEST:
+            raise TrainingError(
+                "the weights, or what the optimiser remembers, are not finite or about to leave the range of numbers: "
+                "this update was not made; go back to an older checkpoint and lower training.lr"
+            )
         self.optimizer.step()
-        self.step += 1
-        self.weights.zero_grad()
-        self.weights.publish()
-        return totals, norm
+        return norm
 
     @property
     def learning_rate(self) -> float:
         """Learning rate of the next optimiser step: a linear warm-up, then constant."""
-        return self.settings.lr * min(1.0, (self.step + 1) / max(1, self.settings.warmup_steps))
+        return self._rate(self.step + 1)
 
-    def _accumulate(self, groups: Sequence[Group], weights: Mapping[Row, float], known: _Known, stop: Stop) -> _Totals:
-        """Gradients of one optimiser step, from none, over micro-batches."""
+    def _rate(self, step: int) -> float:
+        return self.settings.lr * min(1.0, step / max(1, self.settings.warmup_steps))
+
+    def _accumulate(
+        self,
+        groups: Sequence[Group],
+        weights: Mapping[Row, float],
+        known: _Known,
+        stop: Stop,
+        tell: Callable[[int], None],
+    ) -> _Totals:
+        """Gradients of one optimiser step, from none, over micro-batches. `tell` gets the tokens done, from 0."""
         self.weights.zero_grad()
         totals = _Totals()
+        tell(0)
         for parts in plan(groups, self.token_budget, packing=self.packing):
             check_stop(stop)
             batch = collate(parts, self.resolved.device, self.resolved.dtype)
@@ -323,6 +337,7 @@ class Policy:
             totals.tokens += len(batch.targets)
             for row, values in zip(batch.rows, torch.split(logprobs.detach(), batch.lengths), strict=True):
                 _add_gap(totals, row, values)
+            tell(totals.tokens)
         return totals
 
     def _token_batch(
@@ -354,7 +369,7 @@ class Policy:
             entropy=sum(total.entropy for total in totals) / tokens,
             grad_norm=sum(norms) / steps,
             kl=sum(total.kl for total in totals) / tokens,
-            learning_rate=self.optimizer.param_groups[0]["lr"],
+            learning_rate=self._rate(self.step),
             engine_logprob_gap=first.gap / first.gap_tokens if first.gap_tokens else None,
             token_budget=self.token_budget,
         )

@@ -7,7 +7,7 @@ database is in WAL mode with one writer, so a crash loses at most the last trans
 import hashlib
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -15,20 +15,21 @@ from types import TracebackType
 from pydantic import TypeAdapter
 
 from rl.rollouts import RolloutGroup, ScoredGroup
-from verifiers.process import pack, unpack
+from verifiers.codec import pack, unpack
 
 _GROUP = TypeAdapter(ScoredGroup)
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE groups (
     id INTEGER PRIMARY KEY,
-    digest BLOB NOT NULL UNIQUE,
+    digest BLOB NOT NULL,
     round INTEGER NOT NULL,
     origin TEXT NOT NULL,
     kind TEXT NOT NULL,
     completions INTEGER NOT NULL,
     reward REAL NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    UNIQUE (digest, origin)
 );
 CREATE INDEX groups_round ON groups (round);
 """
@@ -81,7 +82,8 @@ class SqlitePool:
         self._connection.close()
 
     def add(self, groups: Sequence[ScoredGroup]) -> int:
-        """Keep these groups, all or none. Returns how many were new: one with the same content is kept once.
+        """Keep these groups, all or none. Returns how many were new: an origin's group is kept once, whatever it says
+        of the step it was sampled at.
 
         Raises sqlite3.OperationalError when the disk is full; the pool is then as before.
         """
@@ -99,23 +101,38 @@ class SqlitePool:
             )
         return added
 
-    def rewind(self, last_round: int) -> int:
-        """Forget what came after round `last_round`, which will be done again. Returns how many groups went."""
-        return self._connection.execute("DELETE FROM groups WHERE round > ?", (last_round,)).rowcount
+    def rewind(self, last_round: int, origin: str) -> int:
+        """Forget what `origin` (this node) sampled after round `last_round`, since those rounds will be done again.
+
+        What came from others stays: it will not come again. Returns how many groups went.
+        """
+        return self._connection.execute(
+            "DELETE FROM groups WHERE round > ? AND origin = ?", (last_round, origin)
+        ).rowcount
 
     def recent(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, newest first."""
         rows = self._connection.execute("SELECT body FROM groups ORDER BY id DESC LIMIT ?", (limit,))
         return [_GROUP.validate_python(unpack(body)) for (body,) in rows]
 
-    def success(self, since_round: int, origin: str | None = None) -> list[KindSuccess]:
-        """Mean reward of each kind of task since a round, of one origin or of all, by name."""
-        rows = self._connection.execute(
-            "SELECT kind, count(*), avg(reward) FROM groups"
-            " WHERE round >= ? AND (? IS NULL OR origin = ?) GROUP BY kind ORDER BY kind",
-            (since_round, origin, origin),
-        )
-        return [KindSuccess(kind, count, reward) for kind, count, reward in rows]
+    @staticmethod
+    def success_in(path: Path, since_round: int, origin: str | None = None) -> list[KindSuccess]:
+        """Mean reward of each kind of task since a round, of one origin or of all, by name; empty without a pool.
+
+        Only reads, so a running node is not disturbed. Raises PoolError if the file is no pool.
+        """
+        if not path.exists():
+            return []
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                rows = connection.execute(
+                    "SELECT kind, count(*), avg(reward) FROM groups"
+                    " WHERE round >= ? AND (? IS NULL OR origin = ?) GROUP BY kind ORDER BY kind",
+                    (since_round, origin, origin),
+                )
+                return [KindSuccess(kind, count, reward) for kind, count, reward in rows]
+        except sqlite3.DatabaseError as error:
+            raise PoolError(f"{path} cannot be read as a pool: {error}") from error
 
     def __len__(self) -> int:
         (count,) = self._connection.execute("SELECT count(*) FROM groups").fetchone()
@@ -151,10 +168,8 @@ class SqlitePool:
 
 def _row(scored: ScoredGroup) -> tuple[bytes, int, str, str, int, float, bytes]:
     text_only = replace(scored, group=as_text(scored.group))
-    # The digest is of what the sampler made, not of how or when this node scored it.
-    digest = hashlib.sha256(pack(TypeAdapter(RolloutGroup).dump_python(text_only.group))).digest()
     return (
-        digest,
+        _digest(text_only.group),
         scored.round,
         scored.origin,
         scored.group.task.kind,
@@ -162,6 +177,13 @@ def _row(scored: ScoredGroup) -> tuple[bytes, int, str, str, int, float, bytes]:
         scored.mean_reward,
         pack(_GROUP.dump_python(text_only)),
     )
+
+
+def _digest(group: RolloutGroup) -> bytes:
+    """Of what any node can compare: which task, and which answers. Not of what its sender or this node says of it."""
+    ref = group.task.ref
+    answers = [[completion.text, completion.finished] for completion in group.completions]
+    return hashlib.sha256(pack([ref.verifier, ref.version, ref.config, ref.seed, ref.index, answers])).digest()
 
 
 def as_text(group: RolloutGroup) -> RolloutGroup:

@@ -68,10 +68,13 @@ def render_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Token ids of `text` as data: no special token among them, none added.
 
+    A lone surrogate, which is what Python reads bytes as that are not UTF-8, becomes a question mark.
+
     Raises PromptError if this tokenizer makes one all the same.
     """
     if not text:
         return []
+    text = text.encode("utf-8", "replace").decode("utf-8")
     tokens = [int(t) for t in tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]]
     # An unknown character is no control token, though tokenizers list its id among the special ones.
     if set(tokens) & (set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}):

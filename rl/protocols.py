@@ -15,11 +15,11 @@ class Learner(Protocol):
     """The policy and its engine, in another process."""
 
     async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
-        """Sample a group for each task, in order."""
+        """Sample a group for each task, in order. A task that does not fit the model is left out."""
         ...
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
-        """One learning step on these groups."""
+        """One learning step on these groups. Raises TrainingError if it failed and left the policy as it was."""
         ...
 
 
@@ -35,7 +35,7 @@ class Scorer(Protocol):
     """This node's own verifiers."""
 
     async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
-        """A reward in [0, 1] for each completion of `task`."""
+        """A reward in [0, 1] for each completion of `task`. Raises VerifierError."""
         ...
 
 

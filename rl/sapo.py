@@ -12,8 +12,10 @@ from typing import Literal
 import trio
 
 from rl.advantage import advantages
+from rl.errors import TrainingError
 from rl.protocols import Learner, Pool, Scorer, TaskSource
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from verifiers.base import VerifierError
 
 Phase = Literal["draw", "generate", "score", "update"]
 
@@ -35,11 +37,17 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a finished round leaves behind. Seconds are wall-clock time."""
+    """What a finished round leaves behind. Seconds are wall-clock time.
+
+    `unscored` counts groups that were sampled and that the verifiers could not score. `stats` is None if the learning
+    step failed, which left the policy as it was; `problem` says how.
+    """
 
     number: int
     local: tuple[ScoredGroup, ...]
-    stats: UpdateStats
+    unscored: int
+    stats: UpdateStats | None
+    problem: str
     seconds_generate: float
     seconds_score: float
     seconds_update: float
@@ -97,30 +105,46 @@ class Sapo:
 
         self._on_phase("update")
         training = time.monotonic()
-        stats = await self._learner.update(local, round_seed(plan.seed, number, "update"))
+        stats, problem = None, ""
+        try:
+            stats = await self._learner.update(local, round_seed(plan.seed, number, "update"))
+        except TrainingError as error:
+            problem = str(error)
         return RoundResult(
             number=number,
             local=tuple(local),
+            unscored=len(rollouts) - len(local),
             stats=stats,
+            problem=problem,
             seconds_generate=generated - begun,
             seconds_score=scored - generated,
             seconds_update=time.monotonic() - training,
         )
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
-        """This node's own rewards and the advantages inside each group, in the order of `rollouts`."""
+        """This node's own rewards and the advantages inside each group, in the order of `rollouts`.
+
+        A group that the verifiers fail on is left out. Raises VerifierError if they fail on all.
+        """
         rewards: list[tuple[float, ...]] = [()] * len(rollouts)
+        failures: list[VerifierError] = []
 
         async def score_one(place: int, group: RolloutGroup) -> None:
             texts = [completion.text for completion in group.completions]
-            rewards[place] = tuple(await self._scorer.score(group.task, texts))
+            try:
+                rewards[place] = tuple(await self._scorer.score(group.task, texts))
+            except VerifierError as error:
+                failures.append(error)
 
         async with trio.open_nursery() as nursery:
             for place, group in enumerate(rollouts):
                 nursery.start_soon(score_one, place, group)
+        if len(failures) == len(rollouts):
+            raise failures[0]
         return [
             ScoredGroup(group, self._plan.origin, number, reward, advantages(reward, self._plan.advantage))
             for group, reward in zip(rollouts, rewards, strict=True)
+            if reward
         ]
 
 

@@ -4,14 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rl.rollouts import MAX_GROUP, MIN_GROUP
+
 Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
+Decay = Annotated[float, Field(gt=0.0, le=0.99999)]
 
 
 class Section(BaseModel):
-    """A section of the configuration: unknown keys are refused, values are checked, nothing changes afterwards."""
+    """A section of the configuration: unknown keys are refused, values are checked, nothing changes afterwards.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    Upper bounds are far above any sensible value. They keep arithmetic finite and memory within what a typing error may
+    ask for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelSettings(Section):
@@ -36,7 +42,7 @@ class LoraSettings(Section):
     rank: int = Field(default=16, ge=0, le=512)
     """Rank of the adapter; 0 trains every weight of the model instead."""
 
-    alpha: float = Field(default=32.0, gt=0)
+    alpha: float = Field(default=32.0, gt=0, le=1e4)
     """Scale: the adapter's output is multiplied by alpha / rank."""
 
     targets: str | list[str] = "all-linear"
@@ -56,16 +62,16 @@ class PromptSettings(Section):
 class SamplingSettings(Section):
     """[sampling]: how rollouts are drawn."""
 
-    group_size: int = Field(default=8, ge=2, le=64)
+    group_size: int = Field(default=8, ge=MIN_GROUP, le=MAX_GROUP)
     """L: completions a task."""
 
-    max_new_tokens: Positive = 32
+    max_new_tokens: int = Field(default=32, ge=1, le=131072)
     """Longest completion, in tokens. A longer one is cut and counts as truncated."""
 
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=1e-3, le=100)
     """Temperature of the softmax."""
 
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(default=1.0, ge=1e-3, le=1)
     """Nucleus sampling: the share of the probability that may be drawn; 1 is all of it."""
 
 
@@ -75,41 +81,41 @@ class EngineSettings(Section):
     kind: Literal["auto", "transformers"] = "auto"
     """Which engine samples. `auto` takes the fastest one installed."""
 
-    max_sequences: Positive = 64
+    max_sequences: int = Field(default=64, ge=1, le=4096)
     """Completions sampled at once; lower it if generation runs out of memory."""
 
 
 class TrainingSettings(Section):
     """[training]: the learning step (GRPO, arXiv 2402.03300, as in SAPO section 3)."""
 
-    lr: float = Field(default=1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0, le=1)
     """Learning rate of AdamW."""
 
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=10**9)
     """Optimiser steps over which the learning rate rises from 0 to `lr`."""
 
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled weight decay of AdamW."""
 
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Decay of AdamW's running means of the gradient and of its square."""
 
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e6)
     """The gradient is scaled down to this norm."""
 
-    epochs: Positive = 1
+    epochs: int = Field(default=1, ge=1, le=64)
     """Passes over a round's groups. More than one makes the clipping of the ratio matter."""
 
-    minibatches: Positive = 1
+    minibatches: int = Field(default=1, ge=1, le=64)
     """Optimiser steps a pass."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """How far below 1 the probability ratio may count; see `clip_high`."""
 
-    clip_high: float = Field(default=0.28, gt=0)
+    clip_high: float = Field(default=0.28, gt=0, le=100)
     """The ratio is clipped to [1 - clip_low, 1 + clip_high]; the paper takes 0.2 and 0.28."""
 
-    kl: float = Field(default=0.0, ge=0)
+    kl: float = Field(default=0.0, ge=0, le=100)
     """Weight of the KL divergence to the base model (the k3 estimator); the paper takes 0."""
 
     advantage: Literal["group", "mean"] = "group"
@@ -123,9 +129,10 @@ class TrainingSettings(Section):
     """Completions cut at the token limit: `keep` trains the tokens they have and no EOS, `drop` leaves them out."""
 
     zero_variance: Literal["drop", "keep"] = "drop"
-    """Groups whose rewards are all equal have no gradient. `keep` counts their tokens in the average all the same."""
+    """Groups whose rewards are all equal have no gradient but that of the KL term, if `kl` is above 0. `drop` leaves
+    them out altogether, that term included; `keep` lets their tokens count in the average and in that term."""
 
-    token_budget: Positive = 8192
+    token_budget: int = Field(default=8192, ge=1, le=2**24)
     """Tokens (padding included) in one forward and backward pass. It bounds memory whatever the lengths; when memory
     runs out all the same it is halved, with a warning."""
 
@@ -140,5 +147,5 @@ class LearnerSettings(Section):
     engine: EngineSettings = EngineSettings()
     training: TrainingSettings = TrainingSettings()
     seed: int = 0
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads for torch; 0 leaves the choice to torch."""

@@ -6,6 +6,8 @@ works on; gradients of all micro-batches add up in float32 too. A float32 model 
 
 import errno
 import logging
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,11 +37,13 @@ class Weights:
     """
 
     def __init__(
-        self, model: Any, lora: LoraSettings, identity: str, seed: int, load_base: Callable[[], Any], keep_base: bool
+        self, model: Any, lora: LoraSettings, name: str, seed: int, load_base: Callable[[], Any], keep_base: bool
     ) -> None:
-        """`load_base` gives a fresh copy of `model`; `keep_base` keeps one at hand (only matters without adapter)."""
+        """`name` is what saved files call the model. `load_base` gives a fresh copy of it; `keep_base` keeps one at
+        hand (only matters without adapter).
+        """
         self.model = model
-        self.identity = identity
+        self._name = name
         self._load_base = load_base
         self._peft: Any = None
         self._base: list[Tensor] = []
@@ -71,7 +75,7 @@ class Weights:
                 self._peft = get_peft_model(self.model, config, autocast_adapter_dtype=False)
             except ValueError as error:
                 raise ModelError(f"lora.targets does not fit this model: {error}") from error
-        config.base_model_name_or_path = self.identity
+        config.base_model_name_or_path = self._name
 
     def _trained(self) -> dict[str, Any]:
         if self._peft is None:
@@ -173,7 +177,13 @@ class Weights:
         shapes = {name: master.shape for name, master in zip(self.names, self.masters, strict=True)}
         if {name: tensor.shape for name, tensor in tensors.items()} != shapes:
             raise CheckpointError(f"the weights in {path} have other names or shapes than this model's")
-        return [tensors[name] for name in self.names]
+        values = [tensors[name] for name in self.names]
+        if not math.isfinite(torch.nn.utils.get_total_norm(values, math.inf)):
+            raise CheckpointError(
+                f"the weights in {path} are not all finite: training went wrong before it was saved; remove this "
+                "checkpoint to go back to the one before, and lower training.lr"
+            )
+        return values
 
     @torch.no_grad()
     def merged_state(self) -> dict[str, Tensor]:
@@ -190,5 +200,5 @@ def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
-        number = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else errno.EIO
-        raise OSError(number, str(error), str(path)) from error
+        told = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(told[1]) if told else errno.EIO, str(error), str(path)) from error

@@ -2,24 +2,27 @@
 
 The program comes from this node's own configuration, never from a peer; a peer can only choose the parameters it is
 asked with. It runs beside the sandbox, not in it, because it may need a network, a GPU or another environment's
-packages. It is started when first needed, asked one thing at a time, and killed when it dies, hangs or babbles.
+packages. It is started when first needed, asked one thing at a time, and killed when it dies, hangs or babbles. On
+Linux the kernel kills it when the node is killed.
 """
 
-import contextlib
 import json
 import os
 import select
-import signal
+import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
-from trio.abc import ReceiveStream
+from trio.lowlevel import FdStream
 
+from verifiers import launch
 from verifiers.base import Task, TaskRef, UnknownTask, VerifierError, canonical_json, extract_answer
+from verifiers.process import Group
 from verifiers.registry import unknown
 from verifiers.settings import CommandSettings
 
@@ -112,6 +115,36 @@ class Commands:
         return name, {"config": config, "seed": ref.seed, "index": ref.index}
 
 
+class _Running(Group):
+    """A program that was started, and its pipes."""
+
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], stderr: int) -> None:
+        """Raises OSError. Synchronous, and to be called by the main thread, for the reason given in `process.spawn`."""
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *argv],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        super().__init__(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # The streams get descriptors of their own, which they close; these go with the objects that subprocess made.
+        self.stdin, self.stdout = FdStream(os.dup(process.stdin.fileno())), FdStream(os.dup(process.stdout.fileno()))
+        process.stdin.close()
+        process.stdout.close()
+
+    async def kill(self) -> int:
+        """Close the pipes too."""
+        status = await super().kill()
+        with trio.CancelScope(shield=True):
+            await self.stdin.aclose()
+            await self.stdout.aclose()
+        return status
+
+
 class Program:
     """One external program and the conversation with it."""
 
@@ -121,7 +154,7 @@ class Program:
         self._seconds = seconds
         self._log = log
         self._lock = trio.Lock()
-        self._process: trio.Process | None = None
+        self._process: _Running | None = None
         self._unread = bytearray()
 
     async def ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
@@ -142,21 +175,14 @@ class Program:
         """End the program and everything in its process group."""
         process, self._process = self._process, None
         self._unread.clear()
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with trio.CancelScope(shield=True):
-            await process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    await stream.aclose()
+        if process is not None:
+            await process.kill()
 
     async def _ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         fresh = self._process is None
         answered = False
         try:
-            process = self._process or await self._start()
+            process = self._process or self._start()
             with trio.move_on_after(START_SECONDS if fresh else self._seconds) as clock:
                 line = await self._exchange(process, json.dumps(question).encode() + b"\n")
             if clock.cancelled_caught:
@@ -174,25 +200,21 @@ class Program:
         except (KeyError, TypeError, ValueError) as error:
             raise VerifierError(self._complaint(f"answered {line[:200]!r}, which is not a reply: {error}")) from error
 
-    async def _start(self) -> trio.Process:
+    def _start(self) -> _Running:
         environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        if shutil.which(self._argv[0], path=environment.get("PATH", os.defpath)) is None:
+            raise VerifierError(
+                f"[verifiers.commands.{self._name}] argv cannot be started: no program {self._argv[0]!r}, or not "
+                "executable; give its path in full"
+            )
         with self._log.open("wb") as log:
             try:
-                self._process = await trio.lowlevel.open_process(
-                    self._argv,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=environment,
-                    start_new_session=True,
-                )
+                self._process = _Running(self._argv, environment, log.fileno())
             except OSError as error:
-                raise VerifierError(f"[verifiers.commands.{self._name}] argv cannot be started: {error}") from error
+                raise VerifierError(f"[verifiers.commands.{self._name}] cannot be started: {error}") from error
         return self._process
 
-    async def _exchange(self, process: trio.Process, line: bytes) -> bytes:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    async def _exchange(self, process: _Running, line: bytes) -> bytes:
         if self._unread or _has_output(process.stdout):
             raise VerifierError(self._complaint("wrote more than one line for the request before"))
         try:
@@ -227,9 +249,8 @@ class Program:
         return f"the program of [verifiers.commands.{self._name}] ({self._argv[0]}) {what}{tail}"
 
 
-def _has_output(stream: ReceiveStream) -> bool:
+def _has_output(stream: FdStream) -> bool:
     """Whether something can be read. A line left over would answer the next request."""
-    assert isinstance(stream, trio.lowlevel.FdStream)
     poll = select.poll()
     poll.register(stream.fileno(), select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))

@@ -1,12 +1,11 @@
-"""Child processes of a node: one bounded codec, frames over an inherited socket, and a child that dies with its parent.
+"""Child processes of a node: frames over an inherited socket, and a child that dies with its parent.
 
 Both kinds of child (the learner and the verifier sandbox) use this. A frame is a big-endian 32-bit length and that many
-bytes of msgpack. Either side may hold hostile text, so the length is checked before anything is read, and nothing
-nested deeper than msgpack's own limit is decoded.
+bytes of msgpack (`verifiers.codec`). Either side may hold hostile text, so the length is checked before anything is
+read.
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -18,41 +17,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import msgpack
+import psutil
 import trio
 
-MAX_FRAME = 64 * 2**20
-"""Bytes in one frame. A round's groups take some hundred kilobytes; this leaves room and still bounds memory."""
+from verifiers import launch
+from verifiers.codec import MAX_FRAME, FrameError, pack, unpack
 
 _HEADER = struct.Struct(">I")
 _FD_VARIABLE = "SWARMNODE_CHANNEL_FD"
-
-
-class FrameError(Exception):
-    """The other side sent bytes that are not a frame; nothing after them can be trusted."""
-
-
-def pack(value: Any) -> bytes:
-    """`value` as msgpack. Raises FrameError if it holds a type that msgpack does not, or is too long for a frame."""
-    try:
-        data = msgpack.packb(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FrameError(f"cannot be packed: {error}") from error
-    if len(data) > MAX_FRAME:
-        raise FrameError(f"{len(data)} bytes do not fit a frame of {MAX_FRAME}")
-    return bytes(data)
-
-
-def unpack(data: bytes) -> Any:
-    """The value in `data`, all of it. Raises FrameError for anything else than one well-formed value."""
-    if len(data) > MAX_FRAME:
-        raise FrameError(f"a frame of {len(data)} bytes, {MAX_FRAME} are allowed")
-    try:
-        value = msgpack.unpackb(data, strict_map_key=False)
-    # msgpack raises ValueError (and its subclasses) for bad bytes, and UnicodeDecodeError is one of those too.
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise FrameError(f"not msgpack: {error}") from error
-    return value
+_PARENT_VARIABLE = "SWARMNODE_PARENT_PID"
 
 
 class Channel:
@@ -133,39 +106,71 @@ class FrameStream:
             self._buffer += piece
 
 
-class Child:
-    """A child process in a session of its own (a Ctrl-C at the terminal is the parent's alone) and its channel."""
+class Group:
+    """A process that leads a session of its own (a Ctrl-C at the terminal is the parent's alone), and what it started.
 
-    def __init__(self, process: subprocess.Popen[bytes], frames: FrameStream) -> None:
-        self.process = process
-        self.frames = frames
+    The leader is reaped here and nowhere else, after its group was ended: until then its number, which is the group's
+    too, cannot come to be that of a stranger.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
 
     @property
     def pid(self) -> int:
         """Process id, which is its process group's id too."""
-        return self.process.pid
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the leader has not ended yet."""
+        if self._process.returncode is not None:
+            return False
+        try:
+            return psutil.Process(self.pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        except psutil.NoSuchProcess:
+            return False
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child alone; nothing happens if it has already ended."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        """Send a signal to the leader alone; nothing happens if it has already ended."""
+        if self.running:
+            os.kill(self.pid, number)
 
     async def kill(self) -> int:
-        """End the child and everything it started, and reap it. Returns its exit status."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the leader and everything in its group, and reap it. Returns its exit status."""
+        self._kill_group()
         with trio.CancelScope(shield=True):
-            await self.frames.aclose()
             await self.wait()
-        return self.process.wait()
+        return self._process.wait()
 
     async def wait(self) -> int:
-        """Wait until the child has ended. Returns its exit status, negative for a signal."""
+        """Wait until the leader has ended, then end what it left. Returns its exit status, negative for a signal."""
         pause = 0.001
-        while (status := self.process.poll()) is None:
+        while self.running:
             await trio.sleep(pause)
             pause = min(2 * pause, 0.1)
-        return status
+        self._kill_group()
+        return self._process.wait()
+
+    def _kill_group(self) -> None:
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+class Child(Group):
+    """A child process of this project and its channel."""
+
+    def __init__(self, process: subprocess.Popen[bytes], frames: FrameStream) -> None:
+        super().__init__(process)
+        self.frames = frames
+
+    async def kill(self) -> int:
+        """Close the channel too."""
+        self._kill_group()
+        with trio.CancelScope(shield=True):
+            await self.frames.aclose()
+        return await super().kill()
 
 
 def spawn(
@@ -183,8 +188,9 @@ def spawn(
     ours, theirs = socket.socketpair()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            env={**env, _FD_VARIABLE: str(theirs.fileno())},
+            # By way of the launcher, so that not even a parent that dies while the child imports leaves it behind.
+            [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), sys.executable, "-m", module],
+            env={**env, _FD_VARIABLE: str(theirs.fileno()), _PARENT_VARIABLE: str(os.getpid())},
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=stderr,
@@ -200,21 +206,16 @@ def spawn(
     return Child(process, FrameStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours))))
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 def die_with_parent() -> None:
-    """Called by a child first of all: when its parent is gone, so are it and everything it started.
+    """Called by a child first of all: when its parent is gone, so is it.
 
-    On Linux the kernel sees to it. Elsewhere a thread looks every half second, which a call that never gives up the
-    interpreter lock can delay.
+    On Linux `verifiers.launch` has seen to that already, whatever the child is doing; processes that it started itself
+    have to see to themselves. Elsewhere a thread looks every half second and ends the whole group, which a call that
+    never gives up the interpreter lock can delay.
     """
-    parent = os.getppid()
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    threading.Thread(target=_watch, args=(parent,), daemon=True, name="watch-parent").start()
+    parent = int(os.environ.pop(_PARENT_VARIABLE))
+    if sys.platform != "linux":
+        threading.Thread(target=_watch, args=(parent,), daemon=True, name="watch-parent").start()
 
 
 def _watch(parent: int) -> None:

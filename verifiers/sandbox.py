@@ -6,7 +6,6 @@ cannot run on this machine at all.
 """
 
 import os
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,10 +16,12 @@ import trio
 from pydantic import TypeAdapter, ValidationError
 
 from verifiers.base import Example, Task, TaskRef, UnknownTask, VerifierError
+from verifiers.codec import FrameError
 from verifiers.command import Commands
 from verifiers.isolation import OUT_OF_MEMORY, environment
-from verifiers.process import Child, FrameError, spawn
+from verifiers.process import Child, spawn
 from verifiers.registry import COMMAND
+from verifiers.scratch import scratch_directory
 from verifiers.settings import VerifierSettings
 
 START_SECONDS = 60.0
@@ -33,8 +34,8 @@ RIGHT = 1 - 1e-9
 """A score from here on is right where rewards are 0 or 1. Some scorers compute it in floating point."""
 
 _ATTEMPTS = 2
-"""A worker that ends for no visible reason may have been killed from outside, and others with it, so its work is tried
-once more, by a worker that was started for it."""
+"""A worker that ends for no visible reason may have been killed from outside, and others with it; one that runs out of
+memory may have kept it from earlier work. So what it was doing is tried once more, by a worker started for it."""
 
 _QUOTED_LOG = 600
 
@@ -78,7 +79,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return self._child.process.poll() is None
+        return self._child.running
 
     async def start(self) -> None:
         """Wait until it serves. Raises WorkerLost if it never does."""
@@ -157,8 +158,9 @@ class Worker:
 class Sandbox:
     """Makes tasks and scores answers in a pool of workers. Open it with `open_sandbox`.
 
-    `outcomes` counts answers by what became of them: `scored`, `refused` (outside the grammar or too long), `raised`
-    (the scorer failed), `timeout`, `memory`, `crashed`. `restarts` counts workers that had to be replaced.
+    `outcomes` counts the answers that got a reward, by how: `scored`, `refused` (outside the grammar or too long),
+    `raised` (the scorer failed), `timeout`, `memory`, `crashed`; all but the first are a reward of 0. `restarts` counts
+    workers that had to be replaced.
     """
 
     def __init__(self, settings: VerifierSettings, directory: Path) -> None:
@@ -210,6 +212,7 @@ class Sandbox:
 
     async def make(self, ref: TaskRef) -> Task:
         """The task that `ref` names. Raises UnknownTask or VerifierError, also if making it fails or takes too long."""
+        ref.check_range()
         if ref.verifier == COMMAND:
             return await self._commands.make(ref)
         for attempt in range(_ATTEMPTS):
@@ -219,7 +222,7 @@ class Sandbox:
                     kind, prompt, answer, example = _checked(_MADE, value)
                 return Task(ref, kind, prompt, answer, Example(*example) if example else None)
             except WorkerLost as error:
-                if error.outcome != "crashed" or attempt + 1 == _ATTEMPTS:
+                if error.outcome == "timeout" or attempt + 1 == _ATTEMPTS:
                     raise VerifierError(f"the task cannot be made: {error} ({ref})") from error
         raise AssertionError("the last attempt returns or raises")
 
@@ -228,38 +231,46 @@ class Sandbox:
 
         Raises UnknownTask or VerifierError only where the task itself cannot be made again.
         """
+        task.ref.check_range()
+        outcomes: Counter[str] = Counter()
         fitting = [number for number, completion in enumerate(completions) if len(completion) <= MAX_COMPLETION]
         if len(fitting) < len(completions):
-            self.outcomes["refused"] += len(completions) - len(fitting)
+            outcomes["refused"] += len(completions) - len(fitting)
         # Text with lone surrogates cannot travel as UTF-8.
         texts = [completions[number].encode("utf-8", "replace").decode() for number in fitting]
         if task.ref.verifier == COMMAND:
-            scores = await self._commands.score(task, texts, self.outcomes)
+            scores = await self._commands.score(task, texts, outcomes)
         else:
-            scores = await self._score(task.ref, texts)
+            scores = await self._score(task.ref, texts, outcomes)
+        self.outcomes.update(outcomes)
         rewards = [0.0] * len(completions)
         for number, score in zip(fitting, scores, strict=True):
             rewards[number] = score if self._settings.graded else float(score >= RIGHT)
         return rewards
 
-    async def _score(self, ref: TaskRef, texts: Sequence[str]) -> list[float]:
+    async def _score(self, ref: TaskRef, texts: Sequence[str], outcomes: Counter[str]) -> list[float]:
         scores: list[float] = []
         tried = Counter[int]()
         while len(scores) < len(texts):
             place = len(scores)
             try:
-                await self._score_rest(ref, texts, scores, fresh=tried[place] > 0)
+                await self._score_rest(ref, texts, scores, outcomes, fresh=tried[place] > 0)
             except WorkerLost as error:
+                if len(scores) == len(texts):
+                    # Lost after the last answer, which has its score.
+                    break
                 tried[len(scores)] += 1
-                if error.outcome == "crashed" and tried[len(scores)] < _ATTEMPTS:
+                if error.outcome != "timeout" and tried[len(scores)] < _ATTEMPTS:
                     continue
                 if len(scores) == place and isinstance(error, MakingLost):
                     raise VerifierError(f"the task cannot be made: {error} ({ref})") from error
-                self.outcomes[error.outcome] += 1
+                outcomes[error.outcome] += 1
                 scores.append(0.0)
         return scores
 
-    async def _score_rest(self, ref: TaskRef, texts: Sequence[str], scores: list[float], *, fresh: bool) -> None:
+    async def _score_rest(
+        self, ref: TaskRef, texts: Sequence[str], scores: list[float], outcomes: Counter[str], *, fresh: bool
+    ) -> None:
         """Append the scores of the texts that have none yet. Raises WorkerLost at the one that ended the worker."""
         async with self._worker(ref.verifier, fresh=fresh) as worker:
             await worker.request("score", _listed(ref), list(texts[len(scores) :]))
@@ -271,7 +282,7 @@ class Sandbox:
                 score, outcome = _checked(_REWARD, await worker.reply("reward", self._settings.answer_seconds))
                 if not 0 <= score <= 1 or outcome not in ("scored", "refused", "raised"):
                     raise WorkerLost("crashed", "it sent something else than a reward")
-                self.outcomes[outcome] += 1
+                outcomes[outcome] += 1
                 scores.append(score)
             await worker.reply("ok", self._settings.answer_seconds)
 
@@ -307,7 +318,7 @@ class Sandbox:
                 if verifier is not None:
                     await self._prepare(worker, verifier)
             except WorkerLost as error:
-                if error.outcome != "crashed" or attempt + 1 == _ATTEMPTS:
+                if error.outcome == "timeout" or attempt + 1 == _ATTEMPTS:
                     raise SandboxError(self._complaint(error)) from error
             else:
                 self.isolation = worker.isolation or {}
@@ -359,10 +370,10 @@ class MakingLost(WorkerLost):
 @asynccontextmanager
 async def open_sandbox(settings: VerifierSettings) -> AsyncIterator[Sandbox]:
     """A sandbox whose workers have ended when the block has. They start in the background; `ready` waits for them."""
-    with tempfile.TemporaryDirectory(prefix="swarmnode-verifiers-") as directory:
-        Path(directory, "empty").mkdir(mode=0o500)
-        Path(directory, "cache").mkdir()
-        sandbox = Sandbox(settings, Path(directory))
+    with scratch_directory() as directory:
+        (directory / "empty").mkdir(mode=0o500)
+        (directory / "cache").mkdir()
+        sandbox = Sandbox(settings, directory)
         try:
             yield sandbox
         finally:

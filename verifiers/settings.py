@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 class MixEntry(BaseModel):
     """[[tasks.mix]]: one kind of task and how often it is drawn."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     verifier: str = "reasoning_gym"
     """`reasoning_gym`, `exact`, `math`, `command`, or a verifier that another package registered."""
 
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=1e6)
     """How often it is drawn, relative to the others."""
 
     config: dict[str, Any]
@@ -23,7 +23,7 @@ class MixEntry(BaseModel):
 class CommandSettings(BaseModel):
     """[verifiers.commands.NAME]: an external program that makes and scores tasks (`docs/verifiers.md`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     argv: list[str] = Field(min_length=1)
     """The program and its arguments, for example the python of another virtual environment and a script."""
@@ -35,16 +35,16 @@ class CommandSettings(BaseModel):
 class VerifierSettings(BaseModel):
     """[verifiers]: how answers are checked."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     workers: int = Field(default=1, ge=1, le=64)
     """Sandbox processes."""
 
-    answer_seconds: float = Field(default=5.0, gt=0)
+    answer_seconds: float = Field(default=5.0, gt=0, le=3600)
     """Wall-clock limit for scoring one answer, or making one task; past it the process is killed and the answer
     scores 0."""
 
-    memory_mb: int = Field(default=2048, ge=512)
+    memory_mb: int = Field(default=2048, ge=512, le=2**24)
     """Address space a sandbox process may take."""
 
     graded: bool = False

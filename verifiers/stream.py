@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from verifiers.base import MAX_SEED, Task, TaskRef, VerifierError
+from verifiers.base import MAX_SEED, Task, TaskRef, UnknownTask, VerifierError
 from verifiers.sandbox import Sandbox, SandboxError
 from verifiers.settings import MixEntry
 
@@ -42,7 +42,8 @@ class TaskStream:
     """Tasks without end: the kind is drawn by weight, then the next task of that kind.
 
     `draw` gives the tasks of one split only. Where it stands is `cursor`, a few integers; a stream with the same mix
-    and seed that was restored to it goes on with the same tasks. `skipped` counts tasks that could not be made.
+    and seed that was restored to it goes on with the same tasks. `skipped` counts the tasks that `draw` passed over
+    since the stream was opened because they could not be made.
     """
 
     def __init__(
@@ -59,19 +60,23 @@ class TaskStream:
 
     @classmethod
     async def open(cls, sandbox: Sandbox, mix: Sequence[MixEntry], seed: int, held_out: bool = False) -> "TaskStream":
-        """Check every entry of the mix by making a task of it. Raises VerifierError with the entry's number."""
+        """Check every entry of the mix by making a task of it.
+
+        Raises UnknownTask or VerifierError with the entry's number, SandboxError if there can be no workers.
+        """
         if not mix:
             raise VerifierError("the task mix is empty: add a [[tasks.mix]] entry")
         found = []
         for number, entry in enumerate(mix, 1):
             try:
                 version, config = await sandbox.canonical(entry.verifier, entry.config)
-                task = await sandbox.make(TaskRef(entry.verifier, version, config, seed, 0))
+                kind = await _kind(sandbox, TaskRef(entry.verifier, version, config, seed, 0))
             except SandboxError:
                 raise
             except VerifierError as error:
-                raise type(error)(f"[[tasks.mix]] entry {number}: {error}") from error
-            found.append(_Entry(task.kind, entry.verifier, version, config))
+                kept = UnknownTask if isinstance(error, UnknownTask) else VerifierError
+                raise kept(f"[[tasks.mix]] entry {number}: {error}") from error
+            found.append(_Entry(kind, entry.verifier, version, config))
         return cls(sandbox, _told_apart(found), [entry.weight for entry in mix], seed, held_out)
 
     @property
@@ -91,14 +96,16 @@ class TaskStream:
 
     async def draw(self, count: int) -> list[Task]:
         """The next `count` tasks. A cancelled or failed call leaves the stream where it was."""
-        position, following = self._position, list(self._next)
+        position, following, skipped = self._position, list(self._next), 0
         tasks = []
         for _ in range(count):
             number = self._kind_at(position)
-            task, following[number] = await self._search(number, following[number], _SEARCHED)
+            task, following[number], failures = await self._search(number, following[number], _SEARCHED)
             tasks.append(task)
+            skipped += failures
             position += 1
         self._position, self._next = position, following
+        self.skipped += skipped
         return tasks
 
     async def draw_distinct(self, kind: int, count: int) -> list[Task]:
@@ -112,16 +119,16 @@ class TaskStream:
         limit = _SEARCHED + 4 * 10 * count
         while len(tasks) < count and index < limit:
             try:
-                task, index = await self._search(kind, index, limit - index)
+                task, index, _ = await self._search(kind, index, limit - index)
             except NothingFound:
                 break
             tasks.setdefault(task.prompt, task)
         return list(tasks.values())
 
-    async def _search(self, number: int, index: int, limit: int) -> tuple[Task, int]:
-        """The first task of the wanted split from `index` on, and the index after it."""
+    async def _search(self, number: int, index: int, limit: int) -> tuple[Task, int, int]:
+        """The first task of the wanted split from `index` on, the index after it, and how many could not be made."""
         entry = self._entries[number]
-        failures = 0
+        failures = in_a_row = 0
         for candidate in range(index, index + limit):
             ref = TaskRef(entry.verifier, entry.version, entry.config, self._seed, candidate)
             try:
@@ -130,14 +137,14 @@ class TaskStream:
                 raise
             except VerifierError:
                 # Some data sets fail, or take too long, on a few of their seeds.
-                self.skipped += 1
                 failures += 1
-                if failures == _FAILURES:
+                in_a_row += 1
+                if in_a_row == _FAILURES:
                     raise
                 continue
-            failures = 0
+            in_a_row = 0
             if task.held_out == self._held_out:
-                return replace(task, kind=entry.kind), candidate + 1
+                return replace(task, kind=entry.kind), candidate + 1, failures
         split = "held-out" if self._held_out else "training"
         raise NothingFound(
             f"no {split} question of {entry.kind} among {limit}: this configuration makes too few different questions; "
@@ -153,6 +160,18 @@ class TaskStream:
 
 class NothingFound(VerifierError):
     """A kind has no question of the wanted split."""
+
+
+async def _kind(sandbox: Sandbox, first: TaskRef) -> str:
+    """The kind of the tasks from `first` on, as one of them says that can be made. Raises what `Sandbox.make` does."""
+    for index in range(_FAILURES - 1):
+        try:
+            return (await sandbox.make(replace(first, index=index))).kind
+        except (SandboxError, UnknownTask):
+            raise
+        except VerifierError:
+            continue
+    return (await sandbox.make(replace(first, index=_FAILURES - 1))).kind
 
 
 def _told_apart(entries: Sequence[_Entry]) -> list[_Entry]:

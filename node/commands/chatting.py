@@ -1,5 +1,7 @@
 """`swarmnode chat`."""
 
+import io
+import os
 import sys
 from dataclasses import dataclass, field
 
@@ -33,6 +35,11 @@ class Conversation:
 def talk(config: Config, conversation: Conversation, max_new_tokens: int, temperature: float) -> None:
     """Answer line after line from stdin until it ends. With a pipe, only answers go to stdout."""
     logs.configure(config.log)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what is no text is shown as such, and answered all the same
+    if conversation.system is not None:
+        conversation.system = os.fsencode(conversation.system).decode(errors="replace")
     current = load_policy(config)
     interactive = sys.stdin.isatty()
     if interactive:

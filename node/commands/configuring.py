@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from node.config_sources import KeyPath, Loaded, masked, shown
+from node.config_sources import KeyPath, Loaded
 from node.config_text import init_file, markdown, toml_of
 from node.errors import NodeError
+from node.masking import masked, shown
 
 _VALUE_WIDTH = 44
 

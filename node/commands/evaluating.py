@@ -11,27 +11,35 @@ from rich.progress import Progress as Bars
 from node import logs
 from node.config import Config
 from node.datadir import DataDir, write_atomically
-from node.evaluation import Progress, evaluate, table
+from node.errors import file_problem
+from node.evaluation import Evaluation, Progress, evaluate, table
 from node.policy import load_policy
 
 
 def evaluate_run(config: Config, as_json: bool) -> None:
-    """Evaluate, keep the result beside the checkpoints, and print it as a table or as JSON."""
+    """Evaluate, print the result as a table or as JSON, and keep it beside the checkpoints if that can be."""
     logs.configure(config.log)
     current = load_policy(config)
     if current.checkpoint is None:
         print("no checkpoint yet: only the base model is evaluated", file=sys.stderr)
     with _bars() as progress:
         evaluation = evaluate(config, current, progress)
-    data = DataDir(config.node.data_dir)
-    if data.path.is_dir():
-        write_atomically(data.evaluation_path, evaluation.model_dump_json(indent=2).encode() + b"\n")
     if as_json:
         print(evaluation.model_dump_json(indent=2))
     else:
         after = f"after round {evaluation.round}" if evaluation.round is not None else "untrained"
         print(f"{evaluation.model}, {after}: held-out accuracy in percent, {evaluation.samples} samples a task\n")
         print("\n".join(table(evaluation)))
+    _keep(evaluation, DataDir(config.node.data_dir))
+
+
+def _keep(evaluation: Evaluation, data: DataDir) -> None:
+    if not data.path.is_dir():
+        return
+    try:
+        write_atomically(data.evaluation_path, evaluation.model_dump_json(indent=2).encode() + b"\n")
+    except OSError as error:
+        print(f"warning: the result could not be kept: {file_problem(error) or error}", file=sys.stderr)
 
 
 @contextmanager

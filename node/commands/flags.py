@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from node.config import data_dir_at
 from node.config_sources import Loaded, Setting, Source, load, load_run, parse_flag
 from node.datadir import DataDir
+from node.errors import ConfigError
+from node.masking import shown
 
 _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
     "data_dir": ("--data-dir", ("node", "data_dir"), None),
@@ -31,7 +34,7 @@ def load_run_with_flags(file: Path | None, settings: Sequence[str] | None, **fla
     Raises ConfigError.
     """
     layer = _layer(settings, flags)
-    directory = data_dir_of(flags.get("data_dir"), file)
+    directory = _data_dir(layer, file)
     recorded = DataDir(directory).config_path
     if file is not None or not recorded.is_file():
         return load(layer, file=file)
@@ -40,11 +43,20 @@ def load_run_with_flags(file: Path | None, settings: Sequence[str] | None, **fla
     return load_run(recorded, [here, *layer])
 
 
-def data_dir_of(flag: Path | None, file: Path | None = None) -> Path:
+def data_dir_of(flag: str | None) -> Path:
     """The data directory that is meant. Raises ConfigError."""
-    if flag is not None:
-        return flag.expanduser().absolute()
-    return load(file=file).config.node.data_dir
+    return _data_dir(_layer(None, {"data_dir": flag}), None)
+
+
+def _data_dir(layer: Sequence[Setting], file: Path | None) -> Path:
+    """The data directory that the flags name, else the one of the other sources, which are only then looked at."""
+    named = [setting.value for setting in layer if setting.path == ("node", "data_dir")]
+    if named:
+        try:
+            return data_dir_at(named[-1])
+        except ValueError as error:
+            raise ConfigError(f"node.data_dir = {shown(('node', 'data_dir'), named[-1])} (flag): {error}") from error
+    return load(layer, file=file).config.node.data_dir
 
 
 def _layer(settings: Sequence[str] | None, flags: dict[str, Any]) -> list[Setting]:

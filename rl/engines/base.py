@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rl.rollouts import Sampling
+from rl.work import Progress, Stop
 
-Progress = Callable[[int, int, str], None]
-Stop = Callable[[], bool]
 Emit = Callable[[int], None]
 """Called with each token of a single completion as it is sampled."""
 

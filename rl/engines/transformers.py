@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from rl.engines.base import Emit, Progress, Sampled, Stop
-from rl.errors import OutOfMemory
-from rl.policy import Policy, check_stop, is_out_of_memory
+from rl.engines.base import Emit, Sampled
+from rl.errors import ModelError, OutOfMemory
+from rl.policy import Policy
 from rl.rollouts import Sampling
+from rl.work import Progress, Stop, check_stop, is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -152,18 +153,32 @@ class TransformersEngine:
         return [completions[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
     def _draw(self, logits: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """One token for each row of logits [B, vocabulary], and its log-prob at temperature 1."""
+        """One token for each row of logits [B, vocabulary], and its log-prob at temperature 1.
+
+        Raises ModelError if the logits are no distribution.
+        """
         plain = torch.log_softmax(logits, dim=-1)
         known = plain[:, : self._vocabulary]
         if sampling.temperature == 0:
             token = known.argmax(-1)
         else:
-            flatter = known if sampling.temperature == 1 else known / sampling.temperature
+            flatter = known
+            if sampling.temperature != 1:
+                # Relative to the largest, so that no temperature, however low, makes all of them -inf; and its
+                # reciprocal, which is what a GPU multiplies by, has to be finite in float32.
+                flatter = (known - known.amax(-1, keepdim=True)) / max(sampling.temperature, 1e-30)
             probabilities = torch.softmax(flatter, dim=-1)
             if sampling.top_p < 1:
                 probabilities = _nucleus(probabilities, sampling.top_p)
             token = _pick(probabilities, generator)
-        return token, plain.gather(-1, token[:, None])[:, 0]
+        logprob = plain.gather(-1, token[:, None])[:, 0]
+        # One NaN or infinity among the logits makes every log-prob of its row NaN.
+        if not bool(torch.isfinite(logprob).all()):
+            raise ModelError(
+                "the model's logits are not finite, so nothing can be sampled: its weights are damaged or its numbers "
+                "overflow; go back to an older checkpoint, or set model.dtype to float32"
+            )
+        return token, logprob
 
 
 class _Decoding:

@@ -1,6 +1,7 @@
 """A node that trains alone, from the outside: it runs, stops, goes on, and loses nothing."""
 
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -68,7 +69,7 @@ def test_a_killed_learner_is_replaced_and_costs_only_what_had_no_checkpoint(star
     assert "resuming after round" in node.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round(
     start_node: StartNode, number: signal.Signals
 ) -> None:
@@ -115,6 +116,20 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(start_node: StartNode
     assert again.rounds() == list(range(1, 13))
     assert "resuming after round 5" in again.log()
     assert "damaged" in again.log()
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_again_in_silence(start_node: StartNode) -> None:
+    arguments = ("--rounds", "4", "--seed", "1", "--set", "checkpoint.every=2", *QUICK)
+    node = start_node(*arguments)
+    assert node.wait() == 0
+    # Another seed would give another run under the same name.
+    assert start_node("--rounds", "6", "--seed", "2", *QUICK).wait() == 2
+    assert "seed 1, not 2" in node.log()
+    shutil.rmtree(node.data_dir / "checkpoints")
+    again = start_node(*arguments)
+    assert again.wait() == 1
+    assert "no whole checkpoint" in again.log()
+    assert again.rounds() == [1, 2, 3, 4]
 
 
 def test_runs_with_one_seed_are_alike_even_when_interrupted(start_node: StartNode, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from node.commands.flags import load_run_with_flags
 from node.config_sources import load, parse_flag
 from node.datadir import DataDir
 from node.identity import Identity
@@ -51,11 +53,12 @@ def data_dir(tmp_path: Path) -> Path:
         for number in range(1, 61):
             MetricsFile(data.metrics_path).append(record(number, reward_local=0.0 if number <= 10 else 0.5))
         with SqlitePool(data.pool_path, 100) as pool:
-            pool.add([scored_group("gcd", "a", rewards=(1.0, 1.0)), scored_group("lcm", "b", rewards=(0.0, 0.0))])
+            pool.add([scored_group("lcm", "b", rewards=(0.0, 0.0))])
         store = CheckpointStore(data.checkpoints_path)
         for number in (40, 50):
-            with store.writing(number, {"model": "tiny"}) as directory:
-                (directory / "policy").write_text("")
+            directory = store.begin(number)
+            (directory / "policy").write_text("")
+            store.commit(number, directory, {"model": "tiny"})
     return path
 
 
@@ -94,11 +97,12 @@ def test_status_tells_how_far_a_node_is(data_dir: Path, tmp_path: Path) -> None:
         assert f"running, process {os.getpid()}" in text.stdout
 
 
-def test_status_tells_how_each_kind_of_task_goes(data_dir: Path, tmp_path: Path) -> None:
+def test_status_tells_how_each_kind_of_its_own_tasks_goes(data_dir: Path, tmp_path: Path) -> None:
+    me = Identity.load(data_dir / "identity.key").node_id
+    late = scored_group("gcd", "c", rewards=(1.0, 0.5))
     with SqlitePool(data_dir / "pool.sqlite", 100) as pool:
-        pool.rewind(0)
-        late = scored_group("gcd", "c", rewards=(1.0, 0.5))
-        pool.add([type(late)(late.group, late.origin, 60, late.rewards, late.advantages)])
+        pool.add([replace(late, origin=me, round=60), replace(late, origin="somebody else", round=60)])
+        pool.add([replace(scored_group("gcd", "d"), origin=me, round=1)])
     status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
     assert status["kinds"] == [{"kind": "gcd", "groups": 1, "reward": 0.75}]
     text = swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path).stdout
@@ -113,6 +117,45 @@ def test_looking_leaves_a_checkpoint_alone_that_is_being_written(data_dir: Path,
     assert newest is not None
     assert newest.round == 50
     assert unfinished.is_dir()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"nonsense " * 1000])
+def test_status_copes_with_a_pool_that_is_none_and_leaves_it_alone(
+    data_dir: Path, tmp_path: Path, content: bytes | None
+) -> None:
+    pool = data_dir / "pool.sqlite"
+    for path in data_dir.glob("pool.sqlite*"):
+        path.unlink()
+    if content is not None:
+        pool.write_bytes(content)
+    before = sorted(data_dir.iterdir())
+    done = swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "after round 40, 50" in done.stdout
+    complaints = [line for line in done.stdout.splitlines() if str(pool) in line]
+    assert len(complaints) == (0 if content is None else 1)
+    assert sorted(data_dir.iterdir()) == before
+    assert (pool.read_bytes() if pool.exists() else None) == content
+
+
+def test_something_else_in_the_place_of_a_file_is_one_line(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "metrics.jsonl").unlink()
+    (data_dir / "metrics.jsonl").mkdir()
+    done = swarmnode("status", "--data-dir", str(data_dir), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"error: {data_dir / 'metrics.jsonl'}: Is a directory; move away what is there, or use another path"
+    ]
+
+
+def test_a_node_whose_checkpoints_cannot_be_written_says_where(data_dir: Path, tmp_path: Path) -> None:
+    (data_dir / "checkpoints").rename(data_dir / "elsewhere")
+    (data_dir / "checkpoints").write_text("")
+    where = ("--data-dir", str(data_dir), "--set", 'tasks.mix=[{"config": {"dataset": "gcd"}}]')
+    done = swarmnode("start", "--silo", "--model", "tiny", "--no-tty", *where, cwd=tmp_path)
+    assert done.returncode == 1
+    assert str(data_dir / "checkpoints") in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_status_of_a_node_that_never_was(tmp_path: Path) -> None:
@@ -139,6 +182,13 @@ def test_start_without_silo_says_that_it_trains_alone(tmp_path: Path) -> None:
     assert any("trains alone" in json.loads(line)["event"] for line in result.stderr.splitlines())
 
 
+def test_the_data_directory_may_be_named_by_set(data_dir: Path, tmp_path: Path) -> None:
+    loaded = load_run_with_flags(None, ["node.data_dir=/nowhere", f"node.data_dir={data_dir}"])
+    assert (loaded.config.node.name, loaded.config.node.data_dir) == ("my node", data_dir)
+    both = load_run_with_flags(None, ["node.data_dir=/nowhere"], data_dir=data_dir)
+    assert (both.config.node.name, both.config.node.data_dir) == ("my node", data_dir), "the flag of its own wins"
+
+
 def test_export_refuses_before_it_works(data_dir: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
@@ -153,6 +203,14 @@ def test_export_refuses_before_it_works(data_dir: Path, tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "HF_TOKEN" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "config"])
+def test_an_empty_data_directory_is_not_the_working_directory(command: str, tmp_path: Path) -> None:
+    result = swarmnode(command, "--data-dir", "", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "must name a directory" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_another_package_called_verifiers_is_recognised(tmp_path: Path) -> None:

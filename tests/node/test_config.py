@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from node.commands.configuring import print_config
 from node.config import Config
-from node.config_sources import RECIPES, ConfigError, Loaded, flatten, load, load_run, parse_flag
+from node.config_sources import RECIPES, Loaded, flatten, load, load_run, parse_flag
 from node.config_text import dump_toml, init_file, markdown
+from node.errors import ConfigError
 
 TINY = {"SWARMNODE_MODEL__NAME": "tiny"}
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,14 @@ def test_a_recipe_lies_below_the_file_and_belongs_to_the_model_that_wins(tmp_pat
     assert other.config.prompt.shots == 1
 
 
+def test_the_recipe_of_auto_follows_the_device(tmp_path: Path) -> None:
+    file = write(tmp_path / "my.toml", '[model]\ndevice = "cuda"\n')
+    assert source(load(file=file, environ={}), "tasks.mix") == "recipe qwen2.5-0.5b"
+    on_cpu = {"SWARMNODE_MODEL__DEVICE": "cpu"}
+    assert source(load(file=file, environ=on_cpu), "tasks.mix") == "recipe smollm2-135m", "the environment wins"
+    assert source(load([parse_flag("model.name=tiny")], file=file, environ=on_cpu), "tasks.mix") == "recipe tiny"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -78,6 +88,22 @@ def test_a_recipe_lies_below_the_file_and_belongs_to_the_model_that_wins(tmp_pat
         ("[lora]\ntargets = 3", "lora.targets = 3 (file {file}:2): must be a valid string or must be a valid list"),
         ('[verifiers.commands.a]\nversion = "2"', "verifiers.commands.a.argv (file {file}:2): is required"),
         ("[training\n", "{file}: is not TOML"),
+        ("x = " + "[" * 5000 + "]" * 5000, "{file}: is nested too deeply"),
+        ("[verifiers.options.a]\nx = " + "[" * 100 + "]" * 100, "{file}: is nested too deeply"),
+        ("[" + ".".join(["a"] * 2000) + "]\nx = 1", "{file}: is nested too deeply"),
+        ("[training]\nlr = " + "1" * 5000, "{file}: holds a whole number with too many digits"),
+        ("[training]\nlr = nan", "training.lr = NaN (file {file}:2): must be a finite number"),
+        ("[verifiers]\nanswer_seconds = inf", "verifiers.answer_seconds = Infinity (file {file}:2): must be a finite"),
+        (
+            "[[tasks.mix]]\nweight = nan\nconfig = {}",
+            "tasks.mix[0].weight = NaN (file {file}:1): must be a finite number",
+        ),
+        (
+            "[pool]\nmax_groups = 9223372036854775808",
+            "pool.max_groups = 9223372036854775808 (file {file}:2): must be less",
+        ),
+        ('[node]\ndata_dir = "a\\u0000b"', 'node.data_dir = "a\\u0000b" (file {file}:2): must not hold a zero byte'),
+        ('[node]\ndata_dir = ""', 'node.data_dir = "" (file {file}:2): must name a directory'),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_with_key_place_and_remedy(tmp_path: Path, text: str, expected: str) -> None:
@@ -103,6 +129,50 @@ def test_a_mistake_in_the_environment_names_the_variable(variable: str, value: s
     assert variable in message
 
 
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("node.data_dir=~nosuchuser/x", "there is no home directory of the user in ~nosuchuser"),
+        ("node.data_dir=/" + "a" * 5000, "is too long"),
+        ("node.data_dir=" + "/a" * 2500, "is too long"),
+        ("node.data_dir= ", "must name a directory"),
+        ("model.name=~nosuchuser/x", "there is no such home directory"),
+        ("tasks.mix=" + "[" * 5000, "is nested too deeply"),
+        ("tasks.mix=" + "[" * 100 + "]" * 100, "is nested too deeply"),
+    ],
+)
+def test_a_path_or_a_value_that_cannot_be_is_one_line(flag: str, expected: str) -> None:
+    message = complaint(flags=[parse_flag(flag)]) if not flag.startswith("tasks") else str(refusal(flag))
+    assert expected in message
+    assert flag.partition("=")[0] in message
+    assert "\n" not in message
+
+
+def refusal(flag: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse_flag(flag)
+    return caught.value
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text("[sharing]\nlocal = 3\n", encoding="utf-8-sig")
+    assert load(file=tmp_path / "my.toml", environ=TINY).config.sharing.local == 3
+
+
+def test_the_default_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    at_home = tmp_path / "home" / ".local" / "share" / "swarmnode"
+    for base, expected in (("", at_home), ("relative", at_home), (str(tmp_path), tmp_path / "swarmnode")):
+        monkeypatch.setenv("XDG_DATA_HOME", base)
+        assert load(environ=TINY).config.node.data_dir == expected
+    # A container's user without an entry in /etc/passwd.
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    assert complaint() == "this user has no home directory: set HOME, or give --data-dir"
+    assert load([parse_flag(f"node.data_dir={tmp_path}")], environ=TINY).config.node.data_dir == tmp_path
+
+
 def test_several_mistakes_are_all_reported() -> None:
     environ = {**TINY, "SWARMNODE_TRAINING__LR": "fast", "SWARMNODE_SHARING__LOCAL": "0"}
     assert len(complaint(environ=environ).splitlines()) == 2
@@ -117,6 +187,7 @@ def test_the_environment_takes_lists_tables_and_nothing() -> None:
         "SWARMNODE_VERIFIERS__COMMANDS__OTHER__ARGV": '["/usr/bin/python3", "env.py"]',
         "SWARMNODE_MODEL__REVISION": "none",
         "SWARMNODE_LOG__FORMAT": "json",
+        "SWARMNODE_PROMPT__SHOTS": "1",
     }
     config = load(environ=environ).config
     assert [(entry.config, entry.weight) for entry in config.tasks.mix] == [({"dataset": "gcd"}, 2.0)]
@@ -124,7 +195,7 @@ def test_the_environment_takes_lists_tables_and_nothing() -> None:
     assert config.training.betas == (0.8, 0.9)
     assert config.verifiers.commands["other"].argv == ["/usr/bin/python3", "env.py"]
     assert config.model.revision is None
-    assert config.log.format == "json"
+    assert (config.log.format, config.prompt.shots) == ("json", 1)
 
 
 def test_variables_of_a_kubernetes_service_called_swarmnode_are_passed_over() -> None:
@@ -227,6 +298,34 @@ def test_config_prints_what_is_in_force_and_masks_secrets(tmp_path: Path) -> Non
     for output in (text.stdout, json.dumps(as_json), as_toml):
         assert "hunter2" not in output
         assert "*****" in output
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--toml",)])
+@pytest.mark.parametrize(
+    "argument",
+    [
+        '"HF_TOKEN=hunter2"',
+        '"-H", "Authorization: Bearer hunter2"',
+        '"--api-key", "hunter2"',
+        '"--password=hunter2"',
+        '"sh", "-c", "SECRET=\'hunter2 hunter2\' run"',
+        '"https://me:hunter2@host/path"',
+        '"{\\"auth\\": \\"hunter2\\"}"',
+    ],
+)
+def test_secrets_in_the_arguments_of_a_command_are_masked(
+    form: tuple[str, ...], argument: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        f'[verifiers.commands.x]\nargv = ["env", {argument}]\n[verifiers.options.judge.auth]\nuser = "hunter2"\n'
+        '[prompt]\nsystem = "The password: say it"\n'
+    )
+    loaded = load(file=write(tmp_path / "my.toml", text), environ=TINY)
+    print_config(loaded, "json" if "--json" in form else "toml" if form else "text")
+    printed = capsys.readouterr().out
+    assert "hunter2" not in printed
+    assert printed.count("********") == 2
+    assert "The password: say it" in printed
 
 
 def test_a_bad_setting_ends_with_status_2_and_no_traceback(tmp_path: Path) -> None:

@@ -50,6 +50,25 @@ def test_a_line_has_the_documented_keys_in_their_order(tmp_path: Path) -> None:
     assert places == sorted(places)
 
 
+def test_a_line_of_another_version_is_read(tmp_path: Path) -> None:
+    # As version 0.1.0 wrote it. It must never have to be changed.
+    old = (
+        b'{"round":1,"time":1790000001.5,"policy_step":1,"local_groups":8,"external_groups":0,"reward_local":0.25,'
+        b'"reward_external":null,"informative_fraction":0.5,"tokens_generated":640,"seconds_generate":2.0,'
+        b'"seconds_score":0.25,"seconds_update":1.75,"tokens_trained":320,"loss":-0.0125,"clip_fraction":0.0,'
+        b'"entropy":1.5,"grad_norm":0.75,"engine_logprob_gap":2e-6,"peers":0,"batches_sent":0,"batches_received":0,'
+        b'"rejected":{"too_long":1}}\n'
+    )
+    new = old.replace(b'"round":1,', b'"round":2,').replace(b"}}", b'},"added_later":[1]}')
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(old + new)
+    first, second = MetricsFile(path).read()
+    assert first == record(1, rejected={"too_long": 1})
+    assert second.round == 2
+    MetricsFile(path).append(record(3))
+    assert path.read_bytes().startswith(old + new), "and stays as it was"
+
+
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     records = [record(number, reward_local=number / 7) for number in (1, 2, 5)]
@@ -105,11 +124,36 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_it(tmp_path: Path) 
     MetricsFile(path).append(record(1))
     good = path.read_bytes()
     path.write_bytes(good + b"garbage\n" + good)
-    with pytest.raises(RecordError, match=r"metrics.jsonl:2: is not a record"):
-        list(MetricsFile(path).read())
+    for read in (lambda: list(MetricsFile(path).read()), lambda: MetricsFile(path).rewind(2)):
+        with pytest.raises(
+            RecordError, match=r"metrics.jsonl:2: is not a record.*; delete that line, or move the file"
+        ):
+            read()
     path.write_bytes(good + good)
-    with pytest.raises(RecordError, match="round 1 stands after round 1"):
-        MetricsFile(path).rewind(1)
+    with pytest.raises(RecordError, match="round 1 stands after round 1; delete that line"):
+        MetricsFile(path).rewind(2)
+
+
+def test_damage_behind_the_round_to_go_on_from_is_cut_away(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path)
+    for number in (1, 2, 3):
+        metrics.append(record(number))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second + b"garbage\n" + third + first + b"[" * 100_000 + b"\n" + third[:20])
+    assert metrics.rewind(2) == 1
+    assert path.read_bytes() == first + second
+    path.write_bytes(first + third + second)
+    assert metrics.rewind(2) == 1, "what stands behind a later round went with it"
+    assert path.read_bytes() == first
+
+
+def test_rounds_that_have_gone_from_the_file_are_counted(tmp_path: Path) -> None:
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.missing(3) == 3, "there is no file"
+    for number in (1, 2, 10, 11):
+        metrics.append(record(number))
+    assert [metrics.missing(last) for last in (0, 2, 10, 12)] == [0, 0, 7, 8]
 
 
 def test_a_full_disk_leaves_whole_lines_and_the_round_can_be_written_later(tmp_path: Path) -> None:

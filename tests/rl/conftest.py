@@ -19,6 +19,10 @@ CHAT = (
 )
 
 
+# More threads than one only get into each other's way on a model this small.
+torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")

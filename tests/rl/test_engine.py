@@ -8,9 +8,9 @@ import torch
 
 from rl.batches import Group, Row
 from rl.engines.transformers import TransformersEngine, _nucleus, _pick
-from rl.errors import OutOfMemory, PromptError, Stopped
-from rl.policy import never, no_progress
+from rl.errors import ModelError, OutOfMemory, PromptError, Stopped
 from rl.rollouts import Sampling
+from rl.work import never, no_progress
 from tests.rl.learning import MakeLearner
 from verifiers.base import Task, TaskRef
 
@@ -118,6 +118,31 @@ def test_an_impossible_token_is_never_picked() -> None:
     assert 0.47 < (picked == 1).float().mean() < 0.53
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [Sampling(2, 6), Sampling(2, 6, 0.0), Sampling(2, 6, 0.5, 0.9)])
+def test_nothing_is_sampled_from_logits_that_are_not_finite(
+    make_learner: MakeLearner, bad: float, sampling: Sampling
+) -> None:
+    learner = make_learner()
+
+    def poison(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
+        # One row, one entry, and not the first token.
+        if output.shape[1] == 1 and output.shape[0] == 6:
+            output[3, 0, 9] = bad
+        return output
+
+    learner.policy.model.get_output_embeddings().register_forward_hook(poison)
+    assert isinstance(learner.engine, TransformersEngine)
+    with pytest.raises(ModelError, match="not finite"):
+        run(learner.engine, sampling)
+
+
+def test_the_lowest_temperature_is_as_good_as_greedy(make_learner: MakeLearner) -> None:
+    learner = make_learner()
+    assert isinstance(learner.engine, TransformersEngine)
+    assert run(learner.engine, Sampling(2, 6, 1e-40)) == run(learner.engine, Sampling(2, 6, 0.0))
+
+
 def test_out_of_memory_halves_the_batch(make_learner: MakeLearner, caplog: pytest.LogCaptureFixture) -> None:
     learner = make_learner()
     limit = 5
@@ -163,6 +188,17 @@ def test_a_task_too_long_for_the_model_is_refused(make_learner: MakeLearner) -> 
     task = Task(TaskRef("t", "1", "{}", 0, 0), "sum", "1" * 600, None)
     with pytest.raises(PromptError, match="room for 504"):
         make_learner().generate([task], Sampling(2, 8), 0)
+
+
+def test_a_task_too_long_costs_the_others_nothing(
+    make_learner: MakeLearner, tasks: list[Task], caplog: pytest.LogCaptureFixture
+) -> None:
+    long = Task(TaskRef("t", "1", "{}", 0, 0), "endless", "1" * 600, None)
+    learner = make_learner()
+    groups = learner.generate([tasks[0], long, tasks[1]], Sampling(2, 4), 1)
+    assert [group.task for group in groups] == tasks[:2]
+    assert "endless" in caplog.text
+    assert learner.generate([], Sampling(2, 4), 1) == []
 
 
 def test_chat_streams_the_text_it_returns(make_learner: MakeLearner, model_dir: Path) -> None:

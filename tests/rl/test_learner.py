@@ -1,14 +1,21 @@
 """Saving, loading, exporting, and what is told about a learner."""
 
+import errno
 import json
+import math
+import os
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl import weights
 from rl.errors import CheckpointError, ModelError
 from rl.learner import Learner
 from rl.rollouts import Sampling
@@ -92,6 +99,32 @@ def test_an_adapter_export_loads_in_peft(
         make_learner(lora={"rank": 0}).export(tmp_path, merged=False)
 
 
+def test_a_checkpoint_of_a_ruined_policy_is_refused(make_learner: MakeLearner, tmp_path: Path) -> None:
+    ruined, learner = make_learner(), make_learner()
+    with torch.no_grad():
+        ruined.policy.weights.masters[3][0] = math.nan
+    ruined.save(tmp_path)
+    before = state_of(learner)
+    with pytest.raises(CheckpointError, match="not all finite"):
+        learner.load(tmp_path)
+    assert same(state_of(learner), before)
+
+
+@pytest.mark.parametrize("told", ["DQUOT", "FBIG", "NOSPC"])
+def test_a_write_that_fails_tells_the_systems_own_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    number = getattr(errno, f"E{told}")
+
+    def fail(*args: Any, **settings: Any) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: refused (os error {number})")
+
+    monkeypatch.setattr(weights, "save_file", fail)
+    with pytest.raises(OSError, match="refused") as caught:
+        weights.write_tensors({"w": torch.ones(1)}, tmp_path / "w.safetensors")
+    assert caught.value.errno == number
+
+
 @pytest.mark.parametrize("change", [{"lora": {"rank": 8}}, {"lora": {"alpha": 8.0}}, {"lora": {"rank": 0}}])
 def test_another_adapters_checkpoint_is_refused(
     make_learner: MakeLearner, tmp_path: Path, change: dict[str, dict[str, Any]]
@@ -131,6 +164,58 @@ def test_a_damaged_file_is_refused_and_changes_nothing(
     with pytest.raises(CheckpointError, match=name):
         learner.load(tmp_path)
     assert same(state_of(learner), before)
+
+
+class Malicious:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_a_checkpoint_runs_no_code(make_learner: MakeLearner, tmp_path: Path) -> None:
+    learner = make_learner()
+    learner.save(tmp_path)
+    with (tmp_path / "optimizer.pt").open("wb") as file:
+        pickle.dump(Malicious(f"touch {tmp_path / 'ran'}"), file)
+    for made in (None, Malicious(f"touch {tmp_path / 'ran'}")):
+        if made is not None:
+            torch.save({"state": made}, tmp_path / "optimizer.pt")
+        with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
+            learner.load(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [None, [], {}, {"state": 3}, {"state": {0: None}}, {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": []}],
+)
+def test_an_optimiser_of_another_shape_is_refused(make_learner: MakeLearner, tmp_path: Path, saved: Any) -> None:
+    learner = make_learner()
+    learner.save(tmp_path)
+    before = state_of(learner)
+    torch.save(saved, tmp_path / "optimizer.pt")
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt"):
+        learner.load(tmp_path)
+    assert same(state_of(learner), before)
+
+
+@pytest.mark.parametrize(("rank", "merged"), [(4, False), (4, True), (0, True)])
+def test_what_is_exported_does_not_tell_where_the_model_was(
+    make_learner: MakeLearner, tmp_path: Path, model_dir: Path, rank: int, merged: bool
+) -> None:
+    shutil.copytree(model_dir, tmp_path / "my-model")
+    learner = make_learner(lora={"rank": rank}, model={"name": str(tmp_path / "my-model")})
+    (tmp_path / "out").mkdir()
+    learner.export(tmp_path / "out", merged=merged)
+    for path in (tmp_path / "out").iterdir():
+        assert bytes(tmp_path) not in path.read_bytes(), path.name
+    if not merged:
+        config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "my-model"
 
 
 def test_description(make_learner: MakeLearner, model_dir: Path) -> None:

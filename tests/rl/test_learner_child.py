@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,9 +18,11 @@ import trio
 from pydantic import TypeAdapter
 
 from rl.advantage import advantages
-from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.learner_child import _Server
+from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from verifiers.base import Task, TaskRef
-from verifiers.process import Child, spawn
+from verifiers.codec import MAX_FRAME
+from verifiers.process import Channel, Child, spawn
 
 ENV = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 TASKS = [Task(TaskRef("t", "1", "{}", 0, i), "sum", f"{i} + 1?", None) for i in range(2)]
@@ -95,6 +99,8 @@ async def test_a_life(model_dir: Path, tmp_path: Path) -> None:
     lines = log.read_text().splitlines()
     assert lines
     assert all(line.split()[0] in ("INFO", "WARNING") for line in lines)
+    # What libraries tell their developers is nothing for an operator.
+    assert not [line for line in lines if "deprecated" in line]
 
 
 async def test_a_model_that_cannot_be_loaded_is_an_answer(tmp_path: Path) -> None:
@@ -114,6 +120,40 @@ async def test_a_fault_is_told_and_ends_the_process(model_dir: Path) -> None:
         assert "learner_child" in answer["error"]["traceback"]
         with trio.fail_after(30):
             assert await process.wait() != 0
+
+
+class Talker:
+    """A learner with too much to say about itself."""
+
+    def describe(self) -> bytes:
+        return bytes(MAX_FRAME)
+
+    def generate(self, *args: object, **settings: object) -> list[RolloutGroup]:
+        return [RolloutGroup(TASKS[0], (Completion("x" * MAX_FRAME, True),), 0)]
+
+    def save(self, directory: Path) -> None:
+        """Nothing to save."""
+
+    load = save
+    export = save
+
+
+def test_an_answer_too_long_to_send_is_an_error_and_no_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        parent = Channel(ours)
+        parent.send({"id": 1, "op": "describe", "args": {}})
+        parent.send({"id": 2, "op": "generate", "args": generate_args()})
+        parent.send({"id": 3, "op": "save", "args": {"directory": "."}})
+        ours.shutdown(socket.SHUT_WR)
+        _Server(Channel(theirs), Talker(), threading.Event()).serve()
+        answer = parent.receive()
+        assert (answer["id"], answer["error"]["type"]) == (1, "AnswerError")
+        answer = parent.receive()
+        assert (answer["id"], answer["error"]["type"]) == (2, "AnswerError")
+        for setting in ("sharing.local", "sampling.group_size", "sampling.max_new_tokens", "evaluation.per_task"):
+            assert setting in answer["error"]["message"]
+        assert parent.receive() == {"id": 3, "ok": True, "result": None}
 
 
 async def test_sigterm_stops_the_work_and_saving_still_works(model_dir: Path, tmp_path: Path) -> None:

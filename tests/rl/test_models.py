@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rl import models
 from rl.errors import ModelError
 from rl.model_names import PACKAGED_SMOLLM2, QWEN, SMOLLM2, has_nvidia_gpu, recipe_of
-from rl.models import resolve
+from rl.models import ResolvedModel, resolve
 from rl.settings import ModelSettings
 
 AUTO = ModelSettings(name="auto", device="cpu")
@@ -177,6 +177,14 @@ def test_auto_means_the_same_with_and_without_torch(monkeypatch: pytest.MonkeyPa
     assert has_nvidia_gpu() or not (torch.cuda.is_available() and torch.version.hip is None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert recipe_of("auto") == "smollm2-135m"
+
+
+@pytest.mark.parametrize(
+    ("identity", "public"),
+    [(QWEN, QWEN), ("tiny", "tiny"), (PACKAGED_SMOLLM2, SMOLLM2), ("/home/me/models/mine", "mine")],
+)
+def test_public_names(identity: str, public: str) -> None:
+    assert ResolvedModel(identity, Path("/here"), None, "cpu", torch.float32).public_name == public
 
 
 def convert() -> None:

@@ -1,67 +1,25 @@
 """The learning step on a real, small model."""
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from rl.batches import Group, Row
-from rl.errors import OutOfMemory, Stopped, TrainingError
 from rl.learner import Learner
 from rl.rollouts import Completion, RolloutGroup, Sampling
-from tests.rl.learning import MakeLearner, as_text, same, scored, state_of
+from tests.rl.learning import (
+    UNCLIPPED,
+    MakeLearner,
+    as_text,
+    assert_close,
+    gradients,
+    make_groups,
+    same,
+    scored,
+    state_of,
+    warm,
+)
 from verifiers.base import Task
-
-LAST = "model.layers.1.mlp.down_proj"
-
-
-def make_groups(seed: int = 0) -> list[Group]:
-    """Groups of several prompt and completion lengths, one of them without any advantage."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(0, 250, (count,), generator=generator).tolist())
-
-    lengths = [[5, 1, 9, 3], [7, 7], [2, 2, 2], [12, 1, 4]]
-    return [
-        Group(ids(4 + 9 * i), tuple(Row(ids(n), 0.0 if i == 2 else (-1.0) ** j * (1 + j)) for j, n in enumerate(ns)))
-        for i, ns in enumerate(lengths)
-    ]
-
-
-def gradients(learner: Learner, groups: list[Group]) -> dict[str, torch.Tensor]:
-    """The gradient that the optimiser step of one update uses, before clipping changes anything."""
-    kept: dict[str, torch.Tensor] = {}
-
-    def keep(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for name, master in zip(learner.policy.weights.names, learner.policy.weights.masters, strict=True):
-            kept[name] = torch.zeros_like(master) if master.grad is None else master.grad.clone()
-
-    handle = learner.policy.optimizer.register_step_pre_hook(keep)
-    learner.policy.update(groups, 0)
-    handle.remove()
-    return kept
-
-
-def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], relative: float) -> None:
-    largest = max(float(value.abs().max()) for value in one.values())
-    assert largest > 0
-    for name, value in one.items():
-        assert float((value - other[name]).abs().max()) <= relative * largest, name
-
-
-def warm(learner: Learner) -> Learner:
-    """Give the adapter values, so that both of its matrices have gradients."""
-    with torch.no_grad():
-        for number, master in enumerate(learner.policy.weights.masters):
-            torch.nn.init.normal_(master, std=0.2, generator=torch.Generator().manual_seed(number))
-    learner.policy.weights.publish()
-    return learner
-
-
-UNCLIPPED = {"lr": 1e-2, "max_grad_norm": 1e9}
 
 
 def test_packed_and_plain_layouts_are_equal(make_learner: MakeLearner) -> None:
@@ -217,125 +175,17 @@ def test_warm_up(make_learner: MakeLearner, tasks: list[Task]) -> None:
     assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
 
 
-# What goes wrong
-
-
-def fail_above(learner: Learner, limit: int, error: Exception) -> Callable[[], None]:
-    """Make the model itself fail on more than `limit` positions at once, as an allocator would."""
-
-    def allocate(module: Any, args: Any, kwargs: dict[str, torch.Tensor]) -> None:
-        if kwargs["input_ids"].numel() > limit:
-            raise error
-
-    handle = learner.policy.model.get_decoder().register_forward_pre_hook(allocate, with_kwargs=True)
-    return lambda: handle.remove()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried ..."),
-        MemoryError(),
-    ],
-)
-def test_out_of_memory_halves_the_budget_and_changes_no_result(
-    make_learner: MakeLearner, error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain, short = warm(make_learner(training=UNCLIPPED)), warm(make_learner(training=UNCLIPPED))
-    fail_above(short, 50, error)
-    assert_close(gradients(plain, make_groups()), gradients(short, make_groups()), 1e-5)
-    assert short.policy.token_budget <= 100
-    assert short.policy.update(make_groups(), 0).token_budget == short.policy.token_budget
-    assert f"token budget is now {short.policy.token_budget}" in caplog.text
-
-
-def test_out_of_memory_halfway_through_a_step_counts_nothing_twice(make_learner: MakeLearner) -> None:
-    training = {**UNCLIPPED, "token_budget": 60}
-    plain, short = warm(make_learner(training=training)), warm(make_learner(training=training))
-    passes = 0
-
-    def fail_once(module: Any, gradient_in: Any, gradient_out: Any) -> None:
-        nonlocal passes
-        passes += 1
-        if passes == 2:
-            raise torch.OutOfMemoryError("injected in the second backward pass")
-
-    short.policy.model.get_decoder().norm.register_full_backward_hook(fail_once)
-    assert_close(gradients(plain, make_groups()), gradients(short, make_groups()), 1e-5)
-    assert passes > 2
-
-
-def test_no_memory_for_a_single_completion(make_learner: MakeLearner) -> None:
-    learner = make_learner()
-    fail_above(learner, 3, MemoryError())
-    before = state_of(learner)
-    with pytest.raises(OutOfMemory, match="single completion"):
-        learner.policy.update(make_groups(), 0)
-    assert same(state_of(learner), before)
-
-
-def test_other_errors_are_not_taken_for_memory(make_learner: MakeLearner) -> None:
-    learner = make_learner()
-    fail_above(learner, 3, RuntimeError("device-side assert"))
-    with pytest.raises(RuntimeError, match="assert"):
-        learner.policy.update(make_groups(), 0)
-
-
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_a_loss_that_is_not_finite_changes_nothing(make_learner: MakeLearner, epochs: int) -> None:
-    learner = make_learner(training={"epochs": epochs})
-    learner.policy.update(make_groups(), 0)
-    before, step = state_of(learner), learner.policy.step
-
-    def poison(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
-        # In the last of several optimiser steps, when others have been made.
-        return output * (math.nan if learner.policy.step - step == epochs - 1 and torch.is_grad_enabled() else 1)
-
-    handle = learner.policy.model.get_submodule(LAST).register_forward_hook(poison)
-    with pytest.raises(TrainingError, match="loss is nan"):
-        learner.policy.update(make_groups(), 0)
-    handle.remove()
-    assert same(state_of(learner), before)
-    assert learner.policy.step == step
-    learner.policy.update(make_groups(), 0)
-    assert not same(state_of(learner), before)
-
-
-def test_a_gradient_that_is_not_finite_changes_nothing(make_learner: MakeLearner) -> None:
-    learner = make_learner()
-    before = state_of(learner)
-
-    def poison(module: Any, gradient_in: Any, gradient_out: Any) -> Any:
-        return tuple(g * math.inf if g is not None else None for g in gradient_in)
-
-    handle = learner.policy.model.get_decoder().norm.register_full_backward_hook(poison)
-    with pytest.raises(TrainingError, match="gradient"):
-        learner.policy.update(make_groups(), 0)
-    handle.remove()
-    assert same(state_of(learner), before)
-
-
-@pytest.mark.parametrize("epochs", [1, 3])
-@pytest.mark.parametrize("questions", [2, 5, 9])
-def test_a_stopped_update_changes_nothing(make_learner: MakeLearner, epochs: int, questions: int) -> None:
-    learner = make_learner(training={"epochs": epochs, "minibatches": 2, "token_budget": 40})
-    learner.policy.update(make_groups(), 0)
-    before, step = state_of(learner), learner.policy.step
-    asked = 0
-
-    def stop() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked > questions
-
-    with pytest.raises(Stopped):
-        learner.policy.update(make_groups(), 0, stop=stop)
-    assert same(state_of(learner), before)
-    assert learner.policy.step == step
-
-
-# What it is for
+def test_progress_moves_within_an_optimiser_step(make_learner: MakeLearner) -> None:
+    learner = make_learner(training={"token_budget": 30, "epochs": 2})
+    told: list[tuple[int, int, str]] = []
+    groups = make_groups()
+    learner.policy.update(groups, 0, progress=lambda *report: told.append(report))
+    trained = sum(group.trained for group in groups if any(row.advantage for row in group.rows))
+    assert {(total, unit) for _, total, unit in told} == {(2 * trained, "tokens")}
+    done = [now for now, _, _ in told]
+    assert done == sorted(done)
+    assert (done[0], done[-1]) == (0, 2 * trained)
+    assert len(set(done)) > 6
 
 
 @pytest.mark.parametrize("rank", [4, 0])

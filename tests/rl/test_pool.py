@@ -4,6 +4,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,23 +57,46 @@ def test_rewind_forgets_later_rounds_only(tmp_path: Path) -> None:
     with SqlitePool(path, max_groups=10) as pool:
         pool.add([scored(number, round_number=number) for number in range(1, 6)])
     with SqlitePool(path, max_groups=10) as pool:
-        assert pool.rewind(3) == 2
+        assert pool.rewind(3, "me") == 2
         assert sorted(group.round for group in pool.recent(10)) == [1, 2, 3]
         # What is done again may come out the same; it is new to the pool then.
         assert pool.add([scored(4, round_number=4)]) == 1
 
 
 def test_success_by_kind(tmp_path: Path) -> None:
-    with SqlitePool(tmp_path / "pool.sqlite", max_groups=10) as pool:
+    path = tmp_path / "pool.sqlite"
+    with SqlitePool(path, max_groups=10) as pool:
         pool.add([
             scored(1, kind="gcd", rewards=(1.0, 0.0)),
             scored(2, kind="gcd", rewards=(0.0, 0.0)),
             scored(3, kind="lcm", rewards=(1.0, 1.0), round_number=2),
         ])  # fmt: skip
-        success = {entry.kind: (entry.groups, entry.reward) for entry in pool.success(since_round=1)}
+        # Read while it is open for writing, as by `status` beside a running node.
+        success = {entry.kind: (entry.groups, entry.reward) for entry in SqlitePool.success_in(path, since_round=1)}
         assert success == {"gcd": (2, 0.25), "lcm": (1, 1.0)}
-        assert [entry.kind for entry in pool.success(since_round=2)] == ["lcm"]
-        assert pool.success(since_round=1, origin="somebody else") == []
+        assert [entry.kind for entry in SqlitePool.success_in(path, since_round=2)] == ["lcm"]
+        assert SqlitePool.success_in(path, since_round=1, origin="somebody else") == []
+    assert len(SqlitePool.success_in(path, since_round=1)) == 2
+
+
+def test_looking_at_a_pool_makes_none(tmp_path: Path) -> None:
+    assert SqlitePool.success_in(tmp_path / "pool.sqlite", since_round=1) == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "pool.sqlite").write_bytes(b"nonsense " * 100)
+    with pytest.raises(PoolError, match="cannot be read"):
+        SqlitePool.success_in(tmp_path / "pool.sqlite", since_round=1)
+
+
+def test_a_copy_by_another_node_does_not_displace_the_group(tmp_path: Path) -> None:
+    with SqlitePool(tmp_path / "pool.sqlite", max_groups=10) as pool:
+        stolen = replace(scored(1), origin="thief")
+        assert pool.add([stolen]) == 1
+        assert pool.add([scored(1)]) == 1
+        # Another step on the same answers makes no new group.
+        assert pool.add([replace(stolen, group=replace(stolen.group, policy_step=9))]) == 0
+        # Rewinding is about this node's own rounds.
+        assert pool.rewind(0, "me") == 1
+        assert [group.origin for group in pool.recent(10)] == ["thief"]
 
 
 def test_a_file_that_is_no_pool_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ def test_a_model_without_chat_template(model_dir: Path) -> None:
     assert not set(tokens) & set(tokenizer.all_special_ids)
 
 
+def test_text_that_is_not_unicode_is_shown_with_question_marks(tokenizer: Any) -> None:
+    text = b"caf\xe9 ".decode("utf-8", "surrogateescape") + "\ud800"
+    assert "caf? ?" in tokenizer.decode(render(tokenizer, PromptSettings(), task(text, Example(text, text))))
+    assert "caf? ?" in tokenizer.decode(render_messages(tokenizer, [{"role": "user", "content": text}]))
+    assert tokenizer.decode(encode_completion(tokenizer, text, finished=False)) == "caf? ?"
+
+
 def test_too_long_a_prompt_is_refused(tokenizer: Any) -> None:
     with pytest.raises(PromptError, match=r"has room for 50.*prompt\.shots"):
         render(tokenizer, PromptSettings(), task("1" * 60), room=50)

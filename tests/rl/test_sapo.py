@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from rl.errors import TrainingError
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import Phase, RoundPlan, Sapo, round_seed
-from verifiers.base import Task, TaskRef
+from verifiers.base import Task, TaskRef, VerifierError
 
 STATS = UpdateStats(
     policy_step=1,
@@ -31,6 +32,8 @@ class Surroundings:
         self.pooled: list[ScoredGroup] = []
         self.trained: list[ScoredGroup] = []
         self.seeds: list[int] = []
+        self.unscorable: set[str | None] = set()
+        self.diverges = False
 
     async def draw(self, count: int) -> list[Task]:
         self.drawn += count
@@ -45,6 +48,8 @@ class Surroundings:
         return [RolloutGroup(task, completions, 0) for task in tasks]
 
     async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
+        if task.answer in self.unscorable:
+            raise VerifierError("the verifier is broken")
         return [float(text == task.answer) for text in completions]
 
     async def add(self, groups: Sequence[ScoredGroup]) -> None:
@@ -52,6 +57,8 @@ class Surroundings:
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         self.seeds.append(seed)
+        if self.diverges:
+            raise TrainingError("the loss is nan")
         self.trained.extend(groups)
         return STATS
 
@@ -72,6 +79,32 @@ async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_poole
     assert result.reward_local == pytest.approx(1 / 3)
     assert result.informative_fraction == pytest.approx(2 / 3)
     assert result.tokens_generated == 3 * 2 * 2
+
+
+async def test_a_group_that_cannot_be_scored_is_left_out_and_counted() -> None:
+    around = Surroundings()
+    around.unscorable = {"2"}
+    result = await around.sapo().round(1)
+    assert [group.group.task.answer for group in result.local] == ["1", "3"]
+    assert result.unscored == 1
+    assert around.trained == around.pooled == list(result.local)
+
+
+async def test_verifiers_that_score_nothing_end_the_round() -> None:
+    around = Surroundings()
+    around.unscorable = {"1", "2", "3"}
+    with pytest.raises(VerifierError, match="broken"):
+        await around.sapo().round(1)
+    assert around.trained == around.pooled == []
+
+
+async def test_a_failed_learning_step_is_told_and_the_round_counts() -> None:
+    around = Surroundings()
+    around.diverges = True
+    result = await around.sapo().round(1)
+    assert result.stats is None
+    assert result.problem == "the loss is nan"
+    assert len(around.pooled) == 3
 
 
 async def test_a_round_done_again_is_the_same_round() -> None:

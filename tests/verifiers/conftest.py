@@ -6,6 +6,7 @@ import pytest
 
 OBEDIENT = """
 import os, socket, time
+from verifiers.process import Channel
 from verifiers.base import Task, VerifierError, canonical_json
 
 
@@ -24,13 +25,20 @@ class Obedient:
     def make(self, ref):
         order = ref.config.partition("!")[2].rstrip('"}')
         verb, _, number = order.removeprefix("do ").partition(" ")
-        if verb == "skip" and ref.index % int(number) == 2 or verb == "first" and ref.index >= int(number):
+        if (
+            verb == "skip" and ref.index % int(number) == 2
+            or verb == "first" and ref.index >= int(number)
+            or verb == "late" and ref.index < int(number)
+        ):
             raise VerifierError("not this one")
         act(order)
         return Task(ref, "obedient", f"{self.greeting} {ref.index}", "right")
 
     def score(self, task, answer):
         return act(answer) if answer.startswith(("do ", "eval ")) else float(answer == "right")
+
+
+hoard = []
 
 
 def act(order):
@@ -42,6 +50,13 @@ def act(order):
         os._exit(int(rest))
     if verb == "memory":
         return float(len(bytearray(2**36)))
+    if verb == "hoard":
+        hoard.append(bytearray(int(rest) * 2**20))
+        return 1.0
+    if verb == "silence":
+        send = Channel.send
+        Channel.send = lambda self, value: time.sleep(1000) if value[1] == "ok" else send(self, value)
+        return 1.0
     if verb == "raise":
         raise RuntimeError(rest)
     if verb == "sleep":

@@ -1,6 +1,7 @@
 """Tasks from a program, in the conversation that docs/verifiers.md describes."""
 
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -115,6 +116,50 @@ async def test_a_cancelled_question_does_not_answer_the_next(tmp_path: Path) -> 
         with trio.move_on_after(0.2):
             await sandbox.score(task, ["hang"])
         assert await sandbox.score(task, ["wrong", "right"]) == [0, 1]
+
+
+NODE = """
+import sys, trio
+from verifiers.base import TaskRef
+from verifiers.sandbox import open_sandbox
+from verifiers.settings import CommandSettings, VerifierSettings
+
+async def main():
+    command = CommandSettings(argv=[sys.executable, *sys.argv[1:]])
+    async with open_sandbox(VerifierSettings(answer_seconds=600, commands={"mine": command})) as sandbox:
+        await sandbox.make(TaskRef("command", "1", '{"do":"pid","name":"mine"}', 0, 0))
+
+trio.run(main)
+"""
+
+BUSY = """
+import os, sys, time
+sys.stdin.readline()
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program ends when it has answered")
+async def test_a_program_in_the_middle_of_a_request_dies_with_a_node_that_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    (tmp_path / "busy.py").write_text(BUSY)
+    node = subprocess.Popen([sys.executable, "-c", NODE, str(tmp_path / "busy.py"), str(told)])
+    try:
+        with trio.fail_after(60):
+            while not told.exists():
+                await trio.sleep(0.05)
+        program = psutil.Process(int(told.read_text()))
+    finally:
+        node.kill()
+        node.wait()
+    try:
+        program.wait(timeout=30)
+    finally:
+        if program.is_running():
+            program.kill()
 
 
 async def test_the_program_gets_no_secrets_and_ends_with_the_node(

@@ -5,11 +5,12 @@ import json
 import os
 import shutil
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from verifiers.base import TaskRef, UnknownTask, VerifierError
+from verifiers.base import MAX_SEED, TaskRef, UnknownTask, VerifierError
 from verifiers.datasets import Exact
 from verifiers.math import Math
 from verifiers.sandbox import open_sandbox
@@ -70,6 +71,29 @@ def test_each_pass_over_the_file_asks_every_question_once(tmp_path: Path) -> Non
     ]
     assert all(sorted(asked) == sorted(CAPITALS) for asked in passes)
     assert passes[0] != passes[1]
+
+
+def test_every_question_may_come_first(tmp_path: Path) -> None:
+    for count in (1, 2, 7, 64, 65):
+        pairs = {f"{number}?": str(number) for number in range(count)}
+        exact = Exact()
+        config = exact.canonical({"path": str(written(tmp_path / "q.jsonl", pairs))})
+        first = {exact.make(TaskRef("exact", "1", config, seed, 0)).prompt for seed in range(20 * count)}
+        assert first == set(pairs)
+
+
+def test_a_peer_that_picks_seeds_and_indices_takes_no_memory(tmp_path: Path) -> None:
+    exact = Exact()
+    pairs = {f"{number}?": str(number) for number in range(50_000)}
+    config = exact.canonical({"path": str(written(tmp_path / "q.jsonl", pairs))})
+    tracemalloc.start()
+    try:
+        tasks = [exact.make(TaskRef("exact", "1", config, seed, MAX_SEED - seed)) for seed in range(50)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len({task.prompt for task in tasks}) > 40
+    assert peak < 2**18
 
 
 @pytest.mark.parametrize(

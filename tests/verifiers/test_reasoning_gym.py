@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,5 +237,14 @@ async def test_no_data_set_runs_a_payload(obedient: str, tmp_path: Path) -> None
             task = await made(sandbox, {"dataset": name})
             wrapped = [f"<answer>{payload}</answer>" for payload in payloads]
             assert not any(await sandbox.score(task, wrapped)), name
+            assert not canary.exists(), name
+        for name in ("composite", "codeio"):
+            refused = replace(task.ref, config=f'{{"dataset":"{name}"}}')
+            with pytest.raises(VerifierError, match="cannot be used"):
+                await made(sandbox, {"dataset": name})
+            with pytest.raises(VerifierError, match="cannot be used"):
+                await sandbox.make(refused)
+            with pytest.raises(VerifierError, match="cannot be used"):
+                await sandbox.score(replace(task, ref=refused), wrapped)
             assert not canary.exists(), name
         assert not any(sandbox.outcomes[outcome] for outcome in ("timeout", "crashed", "memory"))

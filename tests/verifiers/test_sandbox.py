@@ -1,5 +1,6 @@
 """What strangers' answers can do to a node: nothing."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import psutil
 import pytest
 import trio
 
-from verifiers.base import Task, TaskRef, UnknownTask, VerifierError
+from verifiers.base import MAX_SEED, Task, TaskRef, UnknownTask, VerifierError
 from verifiers.sandbox import Sandbox, SandboxError, open_sandbox
 from verifiers.settings import VerifierSettings
 
@@ -70,6 +71,54 @@ async def test_a_bad_answer_scores_zero_and_spoils_no_other(order: str, outcome:
         assert await sandbox.score(task, ["right", order, "right", "wrong", "right"]) == [1, 0, 1, 0, 1]
         assert sandbox.outcomes[outcome] == 1
         assert await sandbox.score(task, ["right"]) == [1]
+
+
+@pytest.mark.usefixtures("obedient")
+async def test_a_worker_that_is_silent_after_the_last_answer_spoils_none() -> None:
+    async with opened() as (sandbox, task):
+        assert await sandbox.score(task, ["wrong", "do silence"]) == [0, 1]
+        assert sandbox.outcomes == {"scored": 2}
+        assert await sandbox.score(task, ["right"]) == [1]
+
+
+@pytest.mark.usefixtures("obedient")
+async def test_memory_that_earlier_work_keeps_costs_later_work_nothing() -> None:
+    """Ten times 300 MB are more than a worker may have, and each alone is not."""
+    async with opened() as (sandbox, task):
+        assert await sandbox.score(task, ["do hoard 300"] * 10) == [1] * 10
+        assert sandbox.outcomes == {"scored": 10}
+        refs = [TaskRef("obedient", "3", '{"do":"!do hoard 300"}', 0, index) for index in range(10)]
+        assert [(await sandbox.make(ref)).ref for ref in refs] == refs
+        assert sandbox.restarts >= 4
+
+
+@pytest.mark.usefixtures("obedient")
+async def test_many_open_tags_are_read_in_time() -> None:
+    async with opened() as (sandbox, task):
+        assert await sandbox.score(task, ["<answer>" * 2**15, "right"]) == [0, 1]
+        assert sandbox.outcomes == {"refused": 1, "scored": 1}
+
+
+@pytest.mark.usefixtures("obedient")
+async def test_only_answers_that_got_a_reward_are_counted() -> None:
+    async with opened() as (sandbox, task):
+        unknown = dataclasses.replace(task, ref=dataclasses.replace(task.ref, verifier="nonsense"))
+        with pytest.raises(UnknownTask):
+            await sandbox.score(unknown, ["right", "x" * 300_000])
+        with trio.move_on_after(0.3):
+            await sandbox.score(task, ["right", "do hang"])
+        assert not sandbox.outcomes
+
+
+@pytest.mark.usefixtures("obedient")
+@pytest.mark.parametrize("change", [{"seed": -1}, {"seed": MAX_SEED + 1}, {"index": -1}, {"index": MAX_SEED + 1}])
+async def test_seeds_and_indices_out_of_range_are_refused_for_any_verifier(change: dict[str, int]) -> None:
+    async with opened() as (sandbox, task):
+        ref = dataclasses.replace(task.ref, seed=change.get("seed", 0), index=change.get("index", 0))
+        with pytest.raises(UnknownTask, match="between 0 and"):
+            await sandbox.make(ref)
+        with pytest.raises(UnknownTask, match="between 0 and"):
+            await sandbox.score(dataclasses.replace(task, ref=ref), ["right"])
 
 
 @pytest.mark.usefixtures("obedient")

@@ -1,6 +1,7 @@
 """A node's own tasks."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import trio
 
 from verifiers.base import VerifierError
 from verifiers.sandbox import open_sandbox
-from verifiers.settings import MixEntry, VerifierSettings
+from verifiers.settings import CommandSettings, MixEntry, VerifierSettings
 from verifiers.stream import HELD_OUT_SEED, TaskStream, seed_of
 
 MIX = [
@@ -111,6 +112,13 @@ async def test_a_bad_mix_is_explained(mix: list[MixEntry], message: str) -> None
             await TaskStream.open(sandbox, mix, 0)
 
 
+async def test_a_program_that_cannot_make_tasks_is_explained() -> None:
+    command = CommandSettings(argv=[sys.executable, "-c", "raise SystemExit('no such level')"])
+    async with open_sandbox(VerifierSettings(commands={"mine": command})) as sandbox:
+        with pytest.raises(VerifierError, match=r"entry 1: .*commands\.mine.*no such level"):
+            await TaskStream.open(sandbox, [MixEntry(verifier="command", config={"name": "mine"})], 0)
+
+
 @pytest.mark.usefixtures("obedient")
 async def test_tasks_that_cannot_be_made_are_passed_over_but_not_for_ever() -> None:
     async with open_sandbox(VerifierSettings(answer_seconds=1)) as sandbox:
@@ -118,7 +126,17 @@ async def test_tasks_that_cannot_be_made_are_passed_over_but_not_for_ever() -> N
         stream = await TaskStream.open(sandbox, mix, 0)
         tasks = await stream.draw(10)
         assert all(task.ref.index % 3 != 2 for task in tasks)
-        assert stream.skipped > 0
+        skipped = stream.skipped
+        assert skipped == sum(index % 3 == 2 for index in range(stream.cursor["obedient"]))
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await stream.draw(10)
+        await stream.draw_distinct(0, 10)
+        assert stream.skipped == skipped, "only tasks that a draw passed over count, and once"
+        late = await TaskStream.open(sandbox, [MixEntry(verifier="obedient", config={"do": "!do late 19"})], 0)
+        assert all(task.ref.index >= 19 for task in await late.draw(3))
+        with pytest.raises(VerifierError, match="entry 1: not this one"):
+            await TaskStream.open(sandbox, [MixEntry(verifier="obedient", config={"do": "!do late 20"})], 0)
         broken = await TaskStream.open(sandbox, [MixEntry(verifier="obedient", config={"do": "!do first 1"})], 0)
         with pytest.raises(VerifierError, match="not this one"):
             await broken.draw(3)

@@ -1,0 +1,339 @@
+"""The life of a node: rounds, checkpoints, and what happens when the learner dies.
+
+A node's life is a chain of learner lives. Each begins from the newest good checkpoint, rewinds everything else (record,
+pool, task stream) to the same round, and runs rounds until the node is told to stop, is done, or the learner dies.
+Because all else follows the checkpoint, a crash at any moment costs at most the rounds since the last one, and every
+round is recorded once.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import trio
+
+from node.config import Config
+from node.datadir import DataDir
+from node.disk import Disk
+from node.errors import NodeError
+from node.identity import Identity
+from node.learner import LearnerDied, LearnerFailed, LearnerProcess, open_learner
+from node.record import MetricsFile, Record
+from node.sinks import Sink
+from node.stop import Stop
+from node.view import NodeInfo, View
+from rl.checkpoint import Checkpoint, CheckpointStore
+from rl.model_names import recipe_of
+from rl.pool import SqlitePool
+from rl.rollouts import Sampling, ScoredGroup
+from rl.sapo import RoundPlan, RoundResult, Sapo
+from verifiers.base import VerifierError
+from verifiers.sandbox import Sandbox
+from verifiers.stream import TaskStream
+
+MAX_DEATHS = 3
+"""Learners that may die one after the other, without getting further than any before, until the node gives up."""
+
+MAX_FAILED_UPDATES = 3
+"""Learning steps that may fail one after the other until the node gives up."""
+
+_RESTART_SECONDS = 2.0
+
+
+class NothingToResumeError(NodeError):
+    """Rounds are recorded, and no checkpoint to go on from is left. Starting over in silence would bury them."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a node is made of, wired once. Only the learner is replaced during its life."""
+
+    config: Config
+    data: DataDir
+    identity: Identity
+    sandbox: Sandbox
+    stream: TaskStream
+    pool: SqlitePool
+    metrics: MetricsFile
+    checkpoints: CheckpointStore
+    sinks: list[Sink]
+    view: View
+    stop: Stop
+    disk: Disk
+    seed: int
+
+
+class _DurablePool:
+    """`rl.protocols.Pool` over SQLite: adding waits while the disk is full."""
+
+    def __init__(self, pool: SqlitePool, disk: Disk) -> None:
+        self._pool = pool
+        self._disk = disk
+
+    async def add(self, groups: Sequence[ScoredGroup]) -> None:
+        async def write() -> None:
+            self._pool.add(groups)
+
+        await self._disk.write("the pool", write)
+
+
+class Rounds:
+    """Runs the rounds of one node, up to round `last` or without end, until it is told to stop or cannot go on."""
+
+    def __init__(self, parts: Parts, last: int | None) -> None:
+        self._parts = parts
+        self._last = last
+        self._done = 0
+        self._saved = 0
+        self._furthest = 0
+        self._policy_step = 0
+        self._failed_updates = 0
+        self._outcomes: Counter[str] = Counter()
+        self._first_cursor: Mapping[str, int] = parts.stream.cursor
+        self._cursor: Mapping[str, int] = self._first_cursor
+
+    async def run(self) -> None:
+        """Raises a NodeError or VerifierError when it cannot go on; what was trained until then is saved."""
+        deaths = 0
+        while not self._parts.stop.requested:
+            before = self._furthest
+            try:
+                await self._live()
+            except LearnerDied as error:
+                if self._parts.stop.requested:
+                    raise
+                # Rounds that are done again are no progress: a learner that dies in the same round each time would
+                # be started for ever.
+                deaths = 1 if self._furthest > before else deaths + 1
+                if deaths == MAX_DEATHS:
+                    raise LearnerDied(f"{error}\n{deaths} learners died and none got further; giving up") from error
+                self._parts.view.message("error", f"{error}\nstarting another from the last checkpoint")
+                with self._parts.stop.interruptible():
+                    await trio.sleep(_RESTART_SECONDS * deaths)
+            else:
+                return
+
+    async def _live(self) -> None:
+        """One life of the learner."""
+        parts = self._parts
+        checkpoint = self._checkpoint()
+        if self._last is not None and checkpoint and checkpoint.round >= self._last:
+            parts.view.message("info", f"round {checkpoint.round} is done already: nothing is left to do")
+            return
+        async with open_learner(parts.view.progress, parts.view.message) as learner:
+            with parts.stop.interruptible():
+                parts.view.phase("load model")
+                await learner.start(
+                    parts.config.learner_settings(parts.seed), checkpoint.state["model"] if checkpoint else None
+                )
+                if checkpoint:
+                    await learner.load(checkpoint.path)
+            if parts.stop.requested:
+                return
+            await self._resume(checkpoint)
+            self._introduce(learner)
+            try:
+                await self._train(learner)
+            except (LearnerFailed, VerifierError):
+                # What failed was the round in hand; the policy is still that of the last finished one, unless the
+                # failure was such that the learner ended itself.
+                with suppress(LearnerDied):
+                    await self._save(learner)
+                raise
+            await self._save(learner)
+
+    async def _train(self, learner: LearnerProcess) -> None:
+        parts = self._parts
+        sapo = Sapo(
+            _plan(parts), learner, parts.stream, parts.sandbox, _DurablePool(parts.pool, parts.disk), parts.view.phase
+        )
+        while self._last is None or self._done < self._last:
+            result: RoundResult | None = None
+            with parts.stop.interruptible():
+                await parts.disk.wait_for_room()
+                result = await sapo.round(self._done + 1)
+            if result is None:
+                return
+            await self._record(result)
+            if result.number % parts.config.checkpoint.every == 0:
+                await self._save(learner)
+
+    async def _record(self, result: RoundResult) -> None:
+        parts = self._parts
+        if result.stats is not None:
+            self._policy_step = result.stats.policy_step
+        record = _record_of(result, self._policy_step)
+
+        async def write() -> None:
+            parts.metrics.append(record)
+
+        await parts.disk.write("metrics.jsonl", write)
+        self._done = result.number
+        self._furthest = max(self._furthest, self._done)
+        self._cursor = parts.stream.cursor
+        per_kind = _per_kind(result.local)
+        for sink in parts.sinks:
+            sink.write(record, per_kind)
+        parts.view.round_finished(record, per_kind, result.local)
+        self._tell_troubles(result)
+
+    def _tell_troubles(self, result: RoundResult) -> None:
+        """Say what went wrong in a round that went on all the same. Raises LearnerFailed if it keeps going wrong."""
+        say = self._parts.view.message
+        if result.unscored:
+            say("warning", f"{result.unscored} groups of round {result.number} could not be scored and are left out")
+        outcomes = Counter({k: v for k, v in self._parts.sandbox.outcomes.items() if k not in ("scored", "refused")})
+        if news := outcomes - self._outcomes:
+            what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(news.items()))
+            say("warning", f"answers that the verifiers could not judge scored 0: {what}")
+        self._outcomes = outcomes
+        self._failed_updates = 0 if result.stats is not None else self._failed_updates + 1
+        if self._failed_updates == MAX_FAILED_UPDATES:
+            raise LearnerFailed(f"{MAX_FAILED_UPDATES} learning steps failed one after the other: {result.problem}")
+        if result.stats is None:
+            say("error", f"the learning step of round {result.number} failed: {result.problem}")
+
+    async def _save(self, learner: LearnerProcess) -> None:
+        """Write a checkpoint of the last finished round, unless there is one."""
+        if self._done == self._saved:
+            return
+        parts = self._parts
+        parts.view.phase("checkpoint")
+        state = {
+            "model": learner.description["model"],
+            "policy_step": self._policy_step,
+            "cursor": dict(self._cursor),
+            "seed": parts.seed,
+        }
+
+        async def write() -> None:
+            directory = parts.checkpoints.begin(self._done)
+            try:
+                await learner.save(directory)
+            except BaseException:
+                parts.checkpoints.discard(directory)
+                raise
+            # Hashing and flushing gigabytes takes seconds, in which the node must not be deaf.
+            await trio.to_thread.run_sync(parts.checkpoints.commit, self._done, directory, state)
+
+        await parts.disk.write(f"the checkpoint of round {self._done}", write)
+        self._saved = self._done
+
+    def _checkpoint(self) -> Checkpoint | None:
+        """Where to go on. Raises NothingToResumeError if there ought to be a checkpoint and none is whole."""
+        parts = self._parts
+        checkpoint = parts.checkpoints.newest()
+        recorded = parts.metrics.last(1)
+        if (
+            checkpoint is None
+            and recorded
+            and (parts.checkpoints.damaged or recorded[-1].round > parts.config.checkpoint.every)
+        ):
+            raise NothingToResumeError(
+                f"{recorded[-1].round} rounds are recorded in {parts.data.metrics_path}, and"
+                f" {parts.data.checkpoints_path} holds no whole checkpoint to go on from: restore one from a copy,"
+                " start in another --data-dir, or move metrics.jsonl away to begin again from the base model"
+            )
+        return checkpoint
+
+    async def _resume(self, checkpoint: Checkpoint | None) -> None:
+        """Bring record, pool and task stream back to the checkpoint's round."""
+        parts = self._parts
+        self._done = self._saved = checkpoint.round if checkpoint else 0
+        self._furthest = max(self._furthest, self._done)
+        self._policy_step = checkpoint.state["policy_step"] if checkpoint else 0
+        self._cursor = checkpoint.state["cursor"] if checkpoint else self._first_cursor
+        parts.stream.restore(self._cursor)
+
+        async def rewind() -> int:
+            # Only now is it known that this configuration runs; `eval` and its like go by the file.
+            parts.data.write_config(parts.config)
+            parts.pool.rewind(self._done, parts.identity.node_id)
+            return parts.metrics.rewind(self._done)
+
+        again = await parts.disk.write("the return to the checkpoint", rewind)
+        if checkpoint:
+            parts.view.message("info", f"resuming after round {self._done} from {checkpoint.path}")
+        if lost := parts.metrics.missing(self._done):
+            parts.view.message("warning", f"{lost} of rounds 1 to {self._done} are not in metrics.jsonl: it was cut")
+        if again:
+            parts.view.message("warning", f"{again} rounds after round {self._done} have no checkpoint: done again")
+
+    def _introduce(self, learner: LearnerProcess) -> None:
+        parts, about = self._parts, learner.description
+        parts.view.started(
+            NodeInfo(
+                node_id=parts.identity.node_id,
+                name=parts.config.node.name,
+                model=about["model"],
+                device=about["device"],
+                engine=about["engine"],
+                data_dir=str(parts.data.path),
+                done=self._done,
+                rounds=self._last,
+            )
+        )
+        asked = recipe_of(parts.config.model.name, parts.config.model.device)
+        found = recipe_of(about["model"])
+        if asked is not None and found != asked:
+            parts.view.message(
+                "warning",
+                f"the settings in force are those recommended for {asked}, and the model turned out to be"
+                f" {about['model']}: name it in [model] name to get its own",
+            )
+
+
+def _plan(parts: Parts) -> RoundPlan:
+    sampling = parts.config.sampling
+    return RoundPlan(
+        origin=parts.identity.node_id,
+        local=parts.config.sharing.local,
+        sampling=Sampling(
+            samples=sampling.group_size,
+            max_new_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+        ),
+        advantage=parts.config.training.advantage,
+        seed=parts.seed,
+    )
+
+
+def _record_of(result: RoundResult, policy_step: int) -> Record:
+    stats = result.stats
+    # Without a step there is no loss to speak of; 0 would read as one.
+    stepped = stats if stats is not None and stats.tokens_trained > 0 else None
+    return Record(
+        round=result.number,
+        time=time.time(),
+        policy_step=policy_step,
+        local_groups=len(result.local),
+        external_groups=0,
+        reward_local=result.reward_local,
+        reward_external=None,
+        informative_fraction=result.informative_fraction,
+        tokens_generated=result.tokens_generated,
+        seconds_generate=result.seconds_generate,
+        seconds_score=result.seconds_score,
+        seconds_update=result.seconds_update,
+        tokens_trained=stepped.tokens_trained if stepped else 0,
+        loss=stepped.loss if stepped else None,
+        clip_fraction=stepped.clip_fraction if stepped else None,
+        entropy=stepped.entropy if stepped else None,
+        grad_norm=stepped.grad_norm if stepped else None,
+        engine_logprob_gap=stepped.engine_logprob_gap if stepped else None,
+        peers=0,
+        batches_sent=0,
+        batches_received=0,
+        rejected={"unscored": result.unscored} if result.unscored else {},
+    )
+
+
+def _per_kind(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Mean reward of each kind of task, by name."""
+    rewards: dict[str, list[float]] = {}
+    for scored in groups:
+        rewards.setdefault(scored.group.task.kind, []).append(scored.mean_reward)
+    return {kind: sum(values) / len(values) for kind, values in sorted(rewards.items())}
