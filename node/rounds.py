@@ -225,18 +225,16 @@ class Rounds:
         """Where to go on. Raises NothingToResumeError if there ought to be a checkpoint and none is whole."""
         parts = self._parts
         checkpoint = parts.checkpoints.newest()
-        recorded = parts.metrics.last(1)
-        if (
-            checkpoint is None
-            and recorded
-            and (parts.checkpoints.damaged or recorded[-1].round > parts.config.checkpoint.every)
-        ):
+        if checkpoint is not None:
+            return checkpoint
+        recorded = [record.round for record in parts.metrics.last(1)]
+        if recorded and (parts.checkpoints.damaged or recorded[0] > parts.config.checkpoint.every):
             raise NothingToResumeError(
-                f"{recorded[-1].round} rounds are recorded in {parts.data.metrics_path}, and"
+                f"{recorded[0]} rounds are recorded in {parts.data.metrics_path}, and"
                 f" {parts.data.checkpoints_path} holds no whole checkpoint to go on from: restore one from a copy,"
                 " start in another --data-dir, or move metrics.jsonl away to begin again from the base model"
             )
-        return checkpoint
+        return None
 
     async def _resume(self, checkpoint: Checkpoint | None) -> None:
         """Bring record, pool and task stream back to the checkpoint's round."""
