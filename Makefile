@@ -27,6 +27,8 @@ clean:
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "swarmnode needs Python 3.11 or newer; none was found on the PATH" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "swarmnode needs Python 3.11 or newer, and $(PYTHON) is none" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 # Without an NVIDIA GPU, PyPI's torch would bring gigabytes of CUDA along: PyTorch's own index has the same release for

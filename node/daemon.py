@@ -65,7 +65,7 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
             open_sinks(config.sinks, data.path, identity.node_id) as sinks,
         ):
             async with background() as nursery, open_sandbox(config.verifiers) as sandbox:
-                await nursery.start(watch_signals, stop)
+                await nursery.start(watch_signals, stop, view.message)
                 stream: TaskStream | None = None
                 with stop.interruptible():
                     stream = await TaskStream.open(sandbox, config.tasks.mix, seed)

@@ -143,6 +143,12 @@ class Rounds:
                     await self._save(learner)
                 raise
             await self._save(learner)
+            if self._saved:
+                parts.view.message(
+                    "info",
+                    f"round {self._saved} is saved in {parts.data.path}: the same command goes on from there, and"
+                    f" `swarmnode eval --data-dir {parts.data.path}` measures it",
+                )
 
     async def _train(self, learner: LearnerProcess) -> None:
         parts = self._parts

@@ -1,7 +1,7 @@
 """One request to stop, which cancels whatever may be interrupted and nothing else."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -34,7 +34,9 @@ class Stop:
                 self._scopes.discard(scope)
 
 
-async def watch_signals(stop: Stop, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+async def watch_signals(
+    stop: Stop, say: Callable[[str, str], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> NoReturn:
     """SIGINT, SIGTERM and a closed terminal request a stop; a second one ends the node at once, like Ctrl-C twice."""
     wanted = [signal.SIGINT, signal.SIGTERM]
     # Under nohup it is ignored, and is to stay so.
@@ -45,5 +47,6 @@ async def watch_signals(stop: Stop, *, task_status: trio.TaskStatus[None] = trio
         async for _ in signals:
             if stop.requested:
                 raise KeyboardInterrupt
+            say("info", "stopping: the last finished round is saved first; a second Ctrl-C ends the node without that")
             stop.request()
     raise AssertionError("a signal receiver has no end")

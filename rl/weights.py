@@ -65,7 +65,10 @@ class Weights:
         config = LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,
-            target_modules=lora.targets if isinstance(lora.targets, str) else list(lora.targets),
+            # To peft a text is a pattern of whole paths; here it is a module's name, unless it is the word for all.
+            target_modules=lora.targets
+            if lora.targets == "all-linear" or isinstance(lora.targets, list)
+            else [lora.targets],
             lora_dropout=0.0,
             task_type="CAUSAL_LM",
         )

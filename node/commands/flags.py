@@ -5,14 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from node.config import data_dir_at
-from node.config_sources import Loaded, Setting, Source, load, load_run, parse_flag
+from node.config_sources import Loaded, Setting, Source, file_layer, load, load_run, parse_flag
 from node.datadir import DataDir
 from node.errors import ConfigError
 from node.masking import shown
 
+_MODEL = ("model", "name")
+
 _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
     "data_dir": ("--data-dir", ("node", "data_dir"), None),
-    "model": ("--model", ("model", "name"), None),
+    "model": ("--model", _MODEL, None),
     "engine": ("--engine", ("engine", "kind"), None),
     "seed": ("--seed", ("node", "seed"), None),
     "silo": ("--silo", ("sharing", "silo"), None),
@@ -24,8 +26,18 @@ _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
 
 
 def load_with_flags(file: Path | None, settings: Sequence[str] | None, **flags: Any) -> Loaded:
-    """The configuration from all sources; flags that are None were not given. Raises ConfigError."""
-    return load(_layer(settings, flags), file=file)
+    """The configuration from all sources; flags that are None were not given. Raises ConfigError.
+
+    Where nobody names a model, it is the one that the data directory trains already, so that its recipe counts and not
+    that of some other model.
+    """
+    layer = _layer(settings, flags)
+    loaded = load(layer, file=file)
+    recorded = DataDir(loaded.config.node.data_dir).config_path
+    if _MODEL in loaded.sources or not recorded.is_file():
+        return loaded
+    model = [Setting(s.path, s.value, Source("run", str(recorded))) for s in file_layer(recorded) if s.path == _MODEL]
+    return load(layer, file=file, run=model)
 
 
 def load_run_with_flags(file: Path | None, settings: Sequence[str] | None, **flags: Any) -> Loaded:

@@ -13,9 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from node.commands.configuring import print_config
+from node.commands.flags import load_with_flags
 from node.config import Config
 from node.config_sources import RECIPES, Loaded, flatten, load, load_run, parse_flag
 from node.config_text import dump_toml, init_file, markdown
+from node.datadir import DataDir
 from node.errors import ConfigError
 
 TINY = {"SWARMNODE_MODEL__NAME": "tiny"}
@@ -364,3 +366,13 @@ def test_every_recipe_is_a_valid_configuration(recipe: str) -> None:
     loaded = load(file=RECIPES / recipe, environ=TINY)
     assert {setting.path for setting in loaded.settings() if setting.source.kind == "file"} == set(settings)
     assert ("model", "name") not in settings, "a recipe is chosen by the model's name, so it cannot change it"
+
+
+def test_a_run_goes_on_with_its_model_and_that_models_recipe(tmp_path: Path) -> None:
+    DataDir(tmp_path).write_config(load_with_flags(None, None, data_dir=str(tmp_path), model="tiny").config)
+    again = load_with_flags(None, None, data_dir=str(tmp_path))
+    assert again.config.model.name == "tiny"
+    assert again.config.lora.rank == 0
+    assert "run" in {setting.source.kind for setting in again.settings() if setting.key == "model.name"}
+    # What is asked for now counts more.
+    assert load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config.model.name == "auto"

@@ -49,7 +49,7 @@ async def test_a_signal_asks_for_a_stop_and_a_second_one_ends_the_node(number: s
     stop = Stop()
     with pytest.RaisesGroup(KeyboardInterrupt), trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            await nursery.start(watch_signals, stop)
+            await nursery.start(watch_signals, stop, lambda level, text: None)
             with stop.interruptible():
                 os.kill(os.getpid(), number)
                 await trio.sleep_forever()

@@ -53,6 +53,12 @@ def test_a_new_policy_is_the_same_on_every_start_of_a_seed(make_learner: MakeLea
     assert same(state_of(make_learner()), state_of(make_learner()))
 
 
+def test_one_kind_of_layer_may_be_named_alone(make_learner: MakeLearner) -> None:
+    named = make_learner(lora={"rank": 4, "targets": "q_proj"}).policy.weights
+    assert named.names
+    assert all("q_proj" in name for name in named.names)
+
+
 def logits(model: Any) -> torch.Tensor:
     with torch.no_grad():
         result: torch.Tensor = model(input_ids=torch.arange(40)[None]).logits
