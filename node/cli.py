@@ -15,7 +15,6 @@ from node.errors import NodeError, file_problem
 
 app = typer.Typer(
     name="swarmnode",
-    help="Train a language model by reinforcement learning, alone or in a swarm of ordinary machines.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -36,6 +35,21 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=1e-5.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Train a language model by reinforcement learning, alone or in a swarm of ordinary machines."""
 
 
 @app.command()
@@ -124,7 +138,7 @@ def evaluate(
     from node.commands.flags import load_run_with_flags
 
     loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model, per_task=per_task)
-    evaluate_run(loaded.config, json)
+    evaluate_run(loaded, json)
 
 
 @app.command()
@@ -145,7 +159,7 @@ def chat(
     from node.commands.flags import load_run_with_flags
 
     loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model)
-    talk(loaded.config, Conversation(system=system, base=base), max_new_tokens, temperature)
+    talk(loaded, Conversation(system=system, base=base), max_new_tokens, temperature)
 
 
 @app.command()
@@ -213,7 +227,8 @@ def _main() -> None:
     try:
         app()
     except NodeError as error:
-        print(f"error: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
         raise SystemExit(error.exit_status) from error
     except (LearnerError, VerifierError) as error:
         print(f"error: {error}", file=sys.stderr)

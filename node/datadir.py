@@ -16,6 +16,12 @@ _LOCK_TRIES = 5
 _LOCK_PAUSE = 0.05
 """Seconds between tries. `DataDir.running` holds the lock for a moment when it looks; that must not refuse a node."""
 
+_CONFIG_COMMENT = """\
+# The configuration in force, written anew at every `swarmnode start`, which takes nothing from it but the model's name
+# where none is given: change your own file or flags instead. `swarmnode eval`, `chat`, `export` and `status` read it.
+
+"""
+
 
 class DataDirError(NodeError):
     """The data directory cannot be used. The message says what to do."""
@@ -56,9 +62,19 @@ class DataDir:
     def look(cls, path: Path) -> "DataDir":
         """The directory of a node that may be running, to read from. Raises DataDirError if there is none."""
         path = path.expanduser().absolute()
+        data = cls(path)
         if not path.is_dir():
-            raise DataDirError(f"no node has run in {path}: start one with `swarmnode start --data-dir {path}`")
-        return cls(path)
+            raise data.never_used()
+        return data
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a node has ever got as far as having something to go on from."""
+        return self.config_path.is_file() or self.checkpoints_path.is_dir()
+
+    def never_used(self) -> DataDirError:
+        """What to tell whoever looks for a run where none is."""
+        return DataDirError(f"no node has run in {self.path}: start one with `swarmnode start --data-dir {self.path}`")
 
     def __enter__(self) -> "DataDir":
         return self
@@ -109,10 +125,7 @@ class DataDir:
 
         Raises OSError if the disk is full or fails.
         """
-        text = "# Written at every start: the configuration in force. Changing it changes nothing.\n\n" + dump_toml(
-            config
-        )
-        write_atomically(self.config_path, text.encode(), mode=0o600)
+        write_atomically(self.config_path, (_CONFIG_COMMENT + dump_toml(config)).encode(), mode=0o600)
 
     def running(self) -> int | None:
         """Process id of the node that holds the directory; None if there is none. Raises DataDirError."""

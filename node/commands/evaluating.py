@@ -9,19 +9,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from node import logs
-from node.config import Config
+from node.config_sources import Loaded
 from node.datadir import DataDir, write_atomically
 from node.errors import file_problem
 from node.evaluation import Evaluation, Progress, evaluate, table
-from node.policy import load_policy
+from node.policy import check_run, load_policy
 
 
-def evaluate_run(config: Config, as_json: bool) -> None:
-    """Evaluate, print the result as a table or as JSON, and keep it beside the checkpoints if that can be."""
+def evaluate_run(loaded: Loaded, as_json: bool) -> None:
+    """Evaluate, print the result as a table or as JSON, and keep it beside the checkpoints if that can be.
+
+    Raises DataDirError if there is no run and no flag names a model.
+    """
+    config = loaded.config
     logs.configure(config.log)
+    check_run(loaded)
     current = load_policy(config)
-    if current.checkpoint is None:
-        print("no checkpoint yet: only the base model is evaluated", file=sys.stderr)
     with _bars() as progress:
         evaluation = evaluate(config, current, progress)
     if as_json:

@@ -53,7 +53,11 @@ def _write(config: Config, learner: "Learner", rounds: int, out: Path, merged: b
         made = Path(directory) / "export"
         made.mkdir()
         learner.export(made, merged=merged)
-        (made / "README.md").write_text(model_card(config, str(learner.describe()["model"]), rounds, merged), "utf-8")
+        about = learner.describe()
+        card = model_card(config, str(about["model"]), str(about["public_name"]), rounds, merged)
+        (made / "README.md").write_text(card, "utf-8")
+        for path in made.glob("*.safetensors"):
+            path.chmod((made / "README.md").stat().st_mode)  # the library keeps them from everybody else
         if out.exists():
             out.rmdir()
         made.rename(out)

@@ -66,7 +66,31 @@ def test_without_a_command_it_says_what_it_can_do(tmp_path: Path) -> None:
     for arguments in ((), ("--help",)):
         result = swarmnode(*arguments, cwd=tmp_path)
         assert all(command in result.stdout for command in COMMANDS)
-    assert swarmnode("version", cwd=tmp_path).stdout.strip() == version("swarmnode")
+    for asked in ("version", "--version"):
+        assert swarmnode(asked, cwd=tmp_path).stdout.strip() == version("swarmnode")
+
+
+@pytest.mark.parametrize("command", ["chat", "eval", "status"])
+def test_a_mistyped_data_directory_is_not_the_base_model(command: str, tmp_path: Path) -> None:
+    result = swarmnode(command, "--data-dir", str(tmp_path / "typo"), cwd=tmp_path, text="hi\n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"no node has run in {tmp_path / 'typo'}" in result.stderr
+    assert not (tmp_path / "typo").exists()
+
+
+def test_each_mistake_in_a_configuration_is_an_error_line(tmp_path: Path) -> None:
+    result = swarmnode("config", "--set", "training.lr=x", "--set", "sharing.local=x", cwd=tmp_path)
+    assert result.returncode == 2
+    lines = result.stderr.splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("error: ") for line in lines)
+
+
+def test_status_names_the_model_that_auto_found(data_dir: Path, tmp_path: Path) -> None:
+    config = load([parse_flag(f"node.data_dir={data_dir}"), parse_flag("model.name=auto")], environ={}).config
+    DataDir(data_dir).write_config(config)
+    status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
+    assert status["model"] == "tiny"
 
 
 def test_help_does_not_wait_for_the_learning_libraries() -> None:

@@ -95,7 +95,7 @@ def test_without_a_checkpoint_only_the_base_model_is_measured(tmp_path: Path, fe
     mix = ("--set", f"tasks.mix=[{few}, {MIX[1:]}")
     where = ("--model", "tiny", "--data-dir", str(tmp_path / "none"))
     done = swarmnode("eval", "--per-task", "2", *where, *mix, cwd=tmp_path)
-    assert "no checkpoint yet" in done.stderr
+    assert f"nothing trained in {tmp_path / 'none'} yet: this is the base model" in done.stderr
     assert "base greedy" in done.stdout
     assert "policy" not in done.stdout
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("few"))
@@ -173,6 +173,14 @@ def test_chat_answers_each_line_of_a_pipe(trained: Path, tmp_path: Path) -> None
     assert "there is no command /nonsense" in done.stderr
 
 
+def test_chat_says_when_nothing_is_trained_yet(tmp_path: Path) -> None:
+    (tmp_path / "node" / "checkpoints").mkdir(parents=True)
+    where = ("--data-dir", str(tmp_path / "node"), "--set", "model.name=tiny")
+    done = swarmnode("chat", *where, "--max-new-tokens", "2", cwd=tmp_path, text="hi\n")
+    assert f"nothing trained in {tmp_path / 'node'} yet: this is the base model" in done.stderr
+    assert done.stdout
+
+
 def test_export_writes_a_model_that_transformers_loads_and_a_card(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     swarmnode("export", "--data-dir", str(trained), "--out", str(out), cwd=tmp_path)
@@ -186,6 +194,7 @@ def test_export_writes_a_model_that_transformers_loads_and_a_card(trained: Path,
     for expected in ("trained from `tiny` for 2 rounds", 'gcd {"max_value": 30}', "| 1 to 1 |", "Held-out accuracy"):
         assert expected in card
     assert_no_path_of_this_machine(out)
+    assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
 
 

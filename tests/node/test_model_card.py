@@ -10,6 +10,7 @@ from node.datadir import DataDir
 from node.evaluation import Accuracy, Evaluation, KindScore, ModelScore
 from node.model_card import model_card, without_paths
 from node.record import MetricsFile
+from rl.model_names import PACKAGED_SMOLLM2, SMOLLM2
 from tests.node.records import record
 
 
@@ -30,12 +31,25 @@ def test_the_card_names_no_path_of_this_machine(tmp_path: Path) -> None:
     with DataDir.open(tmp_path / "node") as data:
         MetricsFile(data.metrics_path).append(record(1))
         data.evaluation_path.write_text(evaluation.model_dump_json())
-    card = model_card(config, "/home/me/model", 1, merged=True)
+    card = model_card(config, "/home/me/model", "model", 1, merged=True)
     for local in ("/home", "/srv", "~", "my data", str(tmp_path)):
         assert local not in card
     for kept in ("`model`", "questions.jsonl", "b.txt", "in x", "judge(root=x, level=2)", "50.0", "| 1 to 1 |"):
         assert kept in card
     assert "base_model" not in card
+
+
+@pytest.mark.parametrize("packaged", [True, False])
+def test_the_card_of_an_adapter_says_how_to_load_it(tmp_path: Path, packaged: bool) -> None:
+    config = load([parse_flag(f"node.data_dir={tmp_path}")], environ={}).config
+    identity = PACKAGED_SMOLLM2 if packaged else SMOLLM2
+    card = model_card(config, identity, SMOLLM2, 1, merged=False)
+    assert f'base_model: "{SMOLLM2}"' in card
+    assert "AutoPeftModelForCausalLM.from_pretrained" in card
+    assert ("Q4_1" in card) == packaged
+    local = model_card(config, "tiny", "tiny", 1, merged=False)
+    assert "base_model" not in local
+    assert "PeftModel.from_pretrained(base" in local
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_missing_package_is_named_with_its_remedy(tmp_path: Path, monkeypatch:
         monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
     with pytest.raises(SinkError) as caught, open_sinks(SinkSettings.model_validate({name: True}), tmp_path):
         pass
-    assert f'pip install "swarmnode[{name}]"' in str(caught.value)
+    assert f"pip install -e '.[{name}]'" in str(caught.value)
 
 
 def test_nothing_heavy_enters_the_node_process() -> None:

@@ -82,6 +82,33 @@ def test_it_fits_every_terminal(width: int, height: int, rounds: int) -> None:
     assert all(len(line) <= width for line in lines)
 
 
+def test_a_small_terminal_has_room_for_nine_kinds_and_the_data_directory() -> None:
+    text = "\n".join(screen(80, 24))
+    assert all(f"kind_{kind} " in text for kind in range(9))
+    assert "more kinds of task" not in text
+    assert "/data" in text
+    assert text.count("→") == 3
+    assert "line 40 42" in text
+
+
+def test_an_echoed_key_finds_room_behind_the_last_line() -> None:
+    assert len(screen(80, 24, text="x" * 200)[-1]) + len("^C^C") < 80
+
+
+def test_the_last_frame_is_at_rest() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24, color_system=None)
+    with LiveView(console) as view:
+        view.started(INFO)
+        view.phase("checkpoint")
+        view.progress(1, 2, "files")
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    last = file.getvalue().rpartition("swarmnode ")[2]
+    assert "ended" in last
+    assert "checkpoint" not in last
+    assert "1/2" not in last
+
+
 def test_hostile_text_does_nothing_to_the_terminal() -> None:
     text = "\n".join(screen(200, 60, text=HOSTILE))
     assert not any(ord(char) < 32 and char != "\n" for char in text)
