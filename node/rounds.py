@@ -190,10 +190,11 @@ class Rounds:
         say = self._parts.view.message
         if result.unscored:
             say("warning", f"{result.unscored} groups of round {result.number} could not be scored and are left out")
-        outcomes = Counter({k: v for k, v in self._parts.sandbox.outcomes.items() if k not in ("scored", "refused")})
+        # A scorer that raises on prose (`raised`) has met a wrong answer; these have cost a worker.
+        outcomes = Counter({k: self._parts.sandbox.outcomes[k] for k in ("timeout", "memory", "crashed")})
         if news := outcomes - self._outcomes:
             what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(news.items()))
-            say("warning", f"answers that the verifiers could not judge scored 0: {what}")
+            say("warning", f"answers that ended their sandbox worker scored 0: {what}")
         self._outcomes = outcomes
         self._failed_updates = 0 if result.stats is not None else self._failed_updates + 1
         if self._failed_updates == MAX_FAILED_UPDATES:

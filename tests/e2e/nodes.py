@@ -73,12 +73,20 @@ class RunningNode:
 
     def children(self, module: str = "") -> list[psutil.Process]:
         """The node's child processes that run `python -m module...`."""
-        return [child for child in self._started.children(recursive=True) if module in " ".join(child.cmdline())]
+        return [child for child in self._started.children(recursive=True) if module in command_line(child)]
 
     def kill(self) -> None:
         """SIGKILL, as the out-of-memory killer would."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
+
+
+def command_line(process: psutil.Process) -> str:
+    """What a process was started as; nothing for one that has ended since it was listed."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 StartNode = Callable[..., RunningNode]
