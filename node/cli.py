@@ -244,7 +244,7 @@ def _main() -> None:
 def _refuse_strangers() -> None:
     """End if another distribution took the name of one of our packages: PyPI's `verifiers` has the same one."""
     ours = Path(__file__).resolve().parents[1]
-    for name in ("rl", "verifiers"):
+    for name in ("p2p", "rl", "verifiers"):
         spec = importlib.util.find_spec(name)
         found = Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None
         if found != ours / name / "__init__.py":

@@ -1,0 +1,43 @@
+"""Why something that a peer sent was refused: the words of the counters, the log and `swarmnode peers`."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The typed reasons, in the order in which admission looks for them."""
+
+    PROTOCOL = "protocol"
+    """Something below our protocol: garbage where protobuf is due, a bad or missing gossip signature."""
+    TOO_LARGE = "too_large"
+    BANNED = "banned"
+    NOT_ALLOWED = "not_allowed"
+    """Not on this private swarm's list."""
+    DECODE = "decode"
+    """Not an envelope: not msgpack, not canonical, nested too deeply, too much when decompressed."""
+    VERSION = "version"
+    """Of a protocol version that this node does not speak."""
+    SIGNATURE = "signature"
+    """The envelope's signature is not its key's."""
+    SCHEMA = "schema"
+    """Well-formed, but not a batch: unknown keys, wrong types, a count or a length out of bounds, a number that is not
+    finite."""
+    WRONG_SWARM = "wrong_swarm"
+    STALE = "stale"
+    """Too old, or dated in the future."""
+    RATE = "rate"
+    OVERLOADED = "overloaded"
+    """More than this node can check just now; no fault of the sender's."""
+    UNKNOWN_TASK = "unknown_task"
+    """A task that this node cannot make: another verifier, another version. No fault of the sender's by itself."""
+    NO_SUCH_TASK = "no_such_task"
+    """A task that no node can make: its verifier is known here and refuses the reference."""
+    HELD_OUT = "held_out"
+    """A task of the held-out split, which nobody may train on."""
+    WRONG_PROMPT = "wrong_prompt"
+    """The task, made again, has another prompt."""
+    TOO_LONG = "too_long"
+    """A completion longer than this node takes."""
+    UNSCORABLE = "unscorable"
+    """This node's verifier failed on the group."""
+    CAPPED = "capped"
+    """The sender's share of the sandbox is used up."""
