@@ -34,6 +34,14 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=1e-5.", show_default=False),
 ]
+JoinOption = Annotated[
+    list[str] | None,
+    typer.Option("--join", metavar="ADDRESS", help="Node to begin with; may be given often.", show_default=False),
+]
+ListenOption = Annotated[
+    list[str] | None,
+    typer.Option("--listen", metavar="ADDRESS", help="Address to listen on; may be given often.", show_default=False),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -63,6 +71,9 @@ def start(
     engine: EngineOption = None,
     config: FileOption = None,
     seed: SeedOption = None,
+    join: JoinOption = None,
+    listen: ListenOption = None,
+    swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.", show_default=False)] = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
     no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain log lines instead of the live view.")] = False,
     settings: SetOption = None,
@@ -73,6 +84,7 @@ def start(
     loaded = load_with_flags(
         config, settings, data_dir=data_dir, model=model, engine=engine, seed=seed,
         silo=silo or None, log_json=log_json or None, no_tty=no_tty or None,
+        join=join or None, listen=listen or None, swarm=swarm,
     )  # fmt: skip
     from node.commands.starting import run_node
 
@@ -120,6 +132,24 @@ def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     from node.status import print_status
 
     print_status(data_dir_of(data_dir), json)
+
+
+@app.command("id")
+def show_id(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+    """Print this node's id, and while it runs what others type to join it."""
+    from node.commands.flags import data_dir_of
+    from node.commands.swarming import print_id
+
+    print_id(data_dir_of(data_dir), json)
+
+
+@app.command()
+def peers(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+    """List the other nodes that the running node knows, and what came of them."""
+    from node.commands.flags import data_dir_of
+    from node.commands.swarming import print_peers
+
+    print_peers(data_dir_of(data_dir), json)
 
 
 @app.command("eval")
@@ -194,6 +224,44 @@ def doctor(
     from node.doctor import examine
 
     raise typer.Exit(examine(load_with_flags(config, settings, data_dir=data_dir, model=model).config, json))
+
+
+@app.command("testnet")
+def swarm_of_nodes(
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, max=64, help="How many; 4 unless told.", show_default=False)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Stop each node after this round.", show_default=False)
+    ] = None,
+    directory: Annotated[str, typer.Option("--dir", help="Where nodes and logs are kept.")] = "testnet",
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", help="For all nodes, or once a node; tiny unless told.", show_default=False),
+    ] = None,
+    config: Annotated[
+        list[Path] | None,
+        typer.Option("--config", help="TOML file, for all nodes, or once a node.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Fixes tasks and sampling of the first; +1 a node.", show_default=False)
+    ] = None,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            "--kill-every", min=1.0, metavar="S", help="Kill a node each S seconds, for show.", show_default=False
+        ),
+    ] = None,
+    no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain log lines instead of the live view.")] = False,
+    settings: SetOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print what came out as JSON.")] = False,
+) -> None:
+    """Run a swarm of nodes on this machine. They go on where they were; Ctrl-C saves and ends them."""
+    from node.testnet.plan import Wishes
+    from node.testnet.run import run_testnet
+
+    wishes = Wishes(nodes, directory, rounds, model or (), config or (), settings or (), seed)
+    raise typer.Exit(run_testnet(wishes, kill_every, no_tty, json))
 
 
 @app.command()

@@ -7,9 +7,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from node.errors import ConfigError
+from p2p.addresses import check_addresses
+from p2p.ids import public_key_of
+from p2p.settings import AdmissionSettings, NetworkSettings
 from rl.rollouts import MAX_GROUP
 from rl.settings import (
     EngineSettings,
@@ -113,13 +116,61 @@ class TaskSettings(Section):
 
 
 class SharingSettings(Section):
-    """[sharing]: what a round is made of. This version trains alone: every group is the node's own."""
+    """[sharing]: what a round is made of, and what others get of it (SAPO, arXiv 2509.08721, section 3)."""
 
     silo: bool = False
-    """Train alone and open no network."""
+    """Train alone and open no network. The places of external groups are then filled with own ones: `local` +
+    `external` groups a round, all the node's own, which is what the paper compares sharing with (8/0 against 4/4)."""
 
-    local: int = Field(default=8, ge=1, le=4096)
+    local: int = Field(default=4, ge=1, le=4096)
     """I: groups of its own in a round."""
+
+    external: int = Field(default=4, ge=0, le=4096)
+    """J: most groups of other nodes in a round. A round with fewer, or none, waits for no more."""
+
+    share: Literal["all", "informative", "none"] | Annotated[float, Field(ge=0, le=1)] = "all"
+    """Which own groups others get: `all`, `informative` (those whose rewards differ), `none`, or a share of them
+    between 0 and 1, drawn at random. What is kept back is trained on all the same."""
+
+    max_age: int = Field(default=20, ge=0, le=MANY)
+    """Rounds of this node for which an external group is used after it came; 0 uses those of the round in hand alone.
+    Old groups are answers of policies that nobody has any more."""
+
+    per_peer: int = Field(default=2, ge=1, le=4096)
+    """Most external groups of one node in one round, so that none can fill this node's rounds, however much it sends.
+    With fewer than `external` / `per_peer` peers a round gets fewer external groups."""
+
+    reuse: int = Field(default=1, ge=1, le=MANY)
+    """Rounds in which one external group may be trained on."""
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """Own groups, and most external ones, in a round as it is run."""
+        return (self.local + self.external, 0) if self.silo else (self.local, self.external)
+
+
+class CheckedNetworkSettings(NetworkSettings):
+    __doc__ = NetworkSettings.__doc__
+
+    @field_validator("listen", "announce", "join", "relay")
+    @classmethod
+    def _addresses(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        """Raises ValueError for the first address that cannot be used as it is meant."""
+        try:
+            check_addresses(NetworkSettings.model_validate({info.field_name: value}))
+        except ValueError as error:
+            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from error
+        return value
+
+    @field_validator("allow")
+    @classmethod
+    def _peer_ids(cls, value: list[str]) -> list[str]:
+        for peer in value:
+            try:
+                public_key_of(peer)
+            except ValueError as error:
+                raise ValueError(f"{peer!r} is not a peer id as `swarmnode id` prints it: {error}") from error
+        return value
 
 
 class CheckpointSettings(Section):
@@ -143,10 +194,14 @@ class EvaluationSettings(Section):
 
 
 class PoolSettings(Section):
-    """[pool]: the store of scored groups; the oldest go first."""
+    """[pool]: the store of scored groups, half of it for the node's own and half for those of others."""
 
-    max_groups: int = Field(default=4096, ge=1, le=MANY)
-    """Groups kept."""
+    max_groups: int = Field(default=4096, ge=2, le=MANY)
+    """Groups kept. Of the own half the oldest go first; of the other half those without anything to learn, then the
+    oldest."""
+
+    per_peer: int = Field(default=512, ge=1, le=MANY)
+    """Most groups of one other node kept. Its oldest go first."""
 
 
 class StorageSettings(Section):
@@ -198,6 +253,8 @@ class Config(Section):
     tasks: TaskSettings = TaskSettings()
     verifiers: VerifierSettings = VerifierSettings()
     sharing: SharingSettings = SharingSettings()
+    network: CheckedNetworkSettings = CheckedNetworkSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     pool: PoolSettings = PoolSettings()

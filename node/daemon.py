@@ -1,26 +1,30 @@
 """The daemon: the one place that wires the parts of a node together, and the line between errors and the operator."""
 
 import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 
 import trio
 
 from node import logs
-from node.background import background
+from node.background import background, unwrapped
 from node.config import Config
 from node.datadir import DataDir
 from node.disk import Disk
 from node.errors import NodeError
+from node.exchange import CurrentRound, DurablePool, Network, Silent
 from node.identity import Identity
 from node.record import MetricsFile
 from node.rounds import Parts, Rounds
 from node.sinks import open_sinks
 from node.stop import Stop, watch_signals
 from node.view import View, open_view
-from rl.checkpoint import CheckpointStore
+from rl.checkpoint import Checkpoint, CheckpointStore
 from rl.errors import CheckpointError
 from rl.pool import PoolError, SqlitePool
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
+from verifiers.settings import MixEntry
 from verifiers.stream import TaskStream, seed_of
 
 
@@ -59,43 +63,92 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
     with DataDir.open(config.node.data_dir) as data:
         identity = Identity.load_or_create(data.identity_path)
         checkpoints = CheckpointStore(data.checkpoints_path, config.checkpoint.keep)
-        seed = _seed(config, identity, checkpoints)
+        checkpoint = checkpoints.newest()
+        seed = _seed(config, identity, checkpoint)
+        disk = Disk(data.path, config.storage.min_free_mb, stop, view.message)
+        current = CurrentRound(checkpoint.round + 1 if checkpoint else 1)
         with (
-            SqlitePool(data.pool_path, config.pool.max_groups) as pool,
+            SqlitePool(data.pool_path, identity.node_id, config.pool.max_groups, config.pool.per_peer) as pool,
             open_sinks(config.sinks, data.path, identity.node_id) as sinks,
         ):
-            async with background() as nursery, open_sandbox(config.verifiers) as sandbox:
+            async with (
+                background() as nursery,
+                open_sandbox(config.verifiers) as sandbox,
+                _open_checker(config) as checker,
+            ):
                 await nursery.start(watch_signals, stop, view.message)
                 stream: TaskStream | None = None
                 with stop.interruptible():
-                    stream = await TaskStream.open(sandbox, config.tasks.mix, seed)
+                    stream = await _open_stream(config, seed, sandbox, checker)
                     _warn_of_open_sandbox(sandbox, view)
                 if stream is None:
                     return
-                parts = Parts(
-                    config=config,
-                    data=data,
-                    identity=identity,
-                    sandbox=sandbox,
-                    stream=stream,
-                    pool=pool,
-                    metrics=MetricsFile(data.metrics_path),
-                    checkpoints=checkpoints,
-                    sinks=sinks,
-                    view=view,
-                    stop=stop,
-                    disk=Disk(data.path, config.storage.min_free_mb, stop, view.message),
-                    seed=seed,
-                )
-                await Rounds(parts, rounds).run()
+                shared = DurablePool(pool, disk)
+                async with _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm:
+                    parts = Parts(
+                        config=config,
+                        data=data,
+                        identity=identity,
+                        sandbox=sandbox,
+                        stream=stream,
+                        pool=pool,
+                        swarm=swarm,
+                        metrics=MetricsFile(data.metrics_path),
+                        checkpoints=checkpoints,
+                        sinks=sinks,
+                        view=view,
+                        stop=stop,
+                        disk=disk,
+                        seed=seed,
+                        checkpoint=checkpoint,
+                        current=current,
+                    )
+                    await Rounds(parts, rounds).run()
 
 
-def _seed(config: Config, identity: Identity, checkpoints: CheckpointStore) -> int:
+def _open_checker(config: Config) -> AbstractAsyncContextManager[Sandbox | None]:
+    """The sandbox for rollouts of others: one worker of its own, so that they never hold up the node's own scoring."""
+    if config.sharing.silo:
+        return nullcontext()
+    return open_sandbox(config.verifiers.model_copy(update={"workers": 1}))
+
+
+async def _open_stream(config: Config, seed: int, sandbox: Sandbox, checker: Sandbox | None) -> TaskStream:
+    """The node's own tasks, of which the checker is told meanwhile."""
+    with unwrapped():
+        async with trio.open_nursery() as nursery:
+            if checker is not None:
+                nursery.start_soon(_tell_mix, checker, config.tasks.mix)
+            return await TaskStream.open(sandbox, config.tasks.mix, seed)
+
+
+@asynccontextmanager
+async def _open_swarm(
+    config: Config,
+    data: DataDir,
+    identity: Identity,
+    pool: DurablePool,
+    current: CurrentRound,
+    view: View,
+    checker: Sandbox | None,
+    stream: TaskStream,
+) -> AsyncIterator[Network]:
+    """The other nodes, or nobody where there is no checker for what they send."""
+    if checker is None:
+        yield Silent()
+        return
+    # Not even looked at by a node that trains alone.
+    from node.network import Wiring, open_network
+
+    async with open_network(Wiring(config, data, identity, pool, current, stream.makes, view), checker) as swarm:
+        yield swarm
+
+
+def _seed(config: Config, identity: Identity, checkpoint: Checkpoint | None) -> int:
     """What fixes tasks and sampling: the configured seed, else that of the run to go on with, else the identity's.
 
     Raises SeedError where the first two differ: the task stream would jump, and no run could be repeated from it.
     """
-    checkpoint = checkpoints.newest()
     if checkpoint is None:
         return seed_of(identity.public_bytes) if config.node.seed is None else config.node.seed
     trained = int(checkpoint.state["seed"])
@@ -113,3 +166,13 @@ def _warn_of_open_sandbox(sandbox: Sandbox, view: View) -> None:
         view.message(
             "warning", f"this system does not let the verifier sandbox limit: {missing} (see `swarmnode doctor`)"
         )
+
+
+async def _tell_mix(checker: Sandbox, mix: Sequence[MixEntry]) -> None:
+    """Let the checker know the node's own task mix: files of questions are known from there alone.
+
+    What is wrong with an entry is found, and said, where the node's own tasks are drawn.
+    """
+    for entry in mix:
+        with suppress(VerifierError):
+            await checker.canonical(entry.verifier, entry.config)

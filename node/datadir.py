@@ -120,6 +120,21 @@ class DataDir:
         """The configuration of the last run, complete."""
         return self.path / "config.toml"
 
+    @property
+    def swarm_path(self) -> Path:
+        """What the running node says of its swarm (`node.snapshot`)."""
+        return self.path / "swarm.json"
+
+    @property
+    def peers_path(self) -> Path:
+        """Nodes met before (`p2p.peerbook`)."""
+        return self.path / "peers.json"
+
+    @property
+    def reputation_path(self) -> Path:
+        """What other nodes have done (`p2p.reputation`)."""
+        return self.path / "reputation.json"
+
     def write_config(self, config: Config) -> None:
         """Keep `config` as run, for `swarmnode eval` and its like. Readable by its owner alone: it may hold secrets.
 

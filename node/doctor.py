@@ -9,9 +9,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import trio
@@ -19,6 +18,7 @@ from packaging.requirements import Requirement
 
 from node.config import Config
 from node.datadir import DataDir
+from node.doctor_network import Check, check_network
 from node.errors import NodeError, file_problem
 from node.identity import Identity
 from node.sinks import install_advice
@@ -33,19 +33,10 @@ _MIN_MEMORY_GB = 3.0
 """The learner with SmolLM2-135M and a sandbox worker; below that a node swaps or is killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line. `fail` keeps a node from running, `note` does not; both say what to do."""
-
-    name: str
-    state: Literal["ok", "note", "fail"]
-    text: str
-
-
 def examine(config: Config, as_json: bool) -> int:
     """Run all checks and print each when it is done. Returns the exit status: 1 if one failed."""
     checks: list[Check] = []
-    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, _verifiers, _network):
+    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, _verifiers, check_network):
         for check in group(config):
             checks.append(check)
             if not as_json:
@@ -220,10 +211,6 @@ _ISOLATION = {
     ),
 }
 """What a limit of `verifiers.isolation` means, and what its lack means."""
-
-
-def _network(config: Config) -> Iterator[Check]:
-    yield Check("ports", "ok", "none: this version trains alone and opens none, so no firewall has to let it through")
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:

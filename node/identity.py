@@ -1,7 +1,5 @@
 """Who this node is: an Ed25519 key, made once and kept in the data directory."""
 
-import base64
-import hashlib
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from node.datadir import write_atomically
 from node.errors import NodeError
-
-_ID_BYTES = 10
+from p2p.ids import peer_id_of
 
 
 class IdentityError(NodeError):
@@ -69,9 +66,8 @@ class Identity:
 
     @property
     def node_id(self) -> str:
-        """A short printable name that follows from the public key: 16 characters, 80 bits."""
-        digest = hashlib.sha256(self.public_bytes).digest()
-        return base64.b32encode(digest[:_ID_BYTES]).decode().lower()
+        """The libp2p peer id of the public key: the node's name in the swarm, as origin and in every list."""
+        return peer_id_of(self.public_bytes)
 
 
 def _broken(path: Path) -> str:

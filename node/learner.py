@@ -29,6 +29,7 @@ _ROLLOUTS = TypeAdapter(list[RolloutGroup])
 _SCORED = TypeAdapter(list[ScoredGroup])
 _SAMPLING = TypeAdapter(Sampling)
 _STATS = TypeAdapter(UpdateStats)
+_FITS = TypeAdapter(list[bool])
 
 STOP_SECONDS = 30.0
 """How long a request that was told to stop may take to notice: it looks between decode steps and micro-batches."""
@@ -93,6 +94,10 @@ class LearnerProcess:
             base=False,
         )
         return _ROLLOUTS.validate_python(result)
+
+    async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
+        """See `rl.protocols.Learner.fits`."""
+        return _FITS.validate_python(await self._call("fits", groups=_SCORED.dump_python(list(groups))))
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         """See `rl.protocols.Learner.update`. If it was applied before a cancellation reached it, it returns."""

@@ -15,8 +15,10 @@ from rich.text import Text
 
 from node import logs
 from node.record import Record
+from node.snapshot import Snapshot
 from node.text import clean
 from node.view import NodeInfo, tokens_per_second
+from p2p.ids import short
 from rl.rollouts import ScoredGroup
 
 REFRESHES_PER_SECOND = 4
@@ -69,6 +71,7 @@ class LiveView:
         self._records: deque[Record] = deque(maxlen=_RECENT)
         self._kinds: dict[str, deque[float]] = {}
         self._samples: list[_Sample] = []
+        self._snapshot: Snapshot | None = None
         self._lines: deque[tuple[int, str]] = deque(maxlen=200)
         self._live = Live(
             console=console,
@@ -117,6 +120,11 @@ class LiveView:
                 kind.append(scored.mean_reward)
             self._samples = [_best(scored) for scored in groups[:_SAMPLES]]
 
+    def network(self, snapshot: Snapshot) -> None:
+        """See `node.view.View`."""
+        with self._lock:
+            self._snapshot = snapshot
+
     def message(self, level: str, text: str) -> None:
         """See `node.view.View`."""
         getattr(logs.get(), level)(text)
@@ -141,12 +149,15 @@ class LiveView:
 
     def _screen(self, width: int, height: int) -> list[Text]:
         """At most `height` lines. The head comes first; tasks, samples and log share what is left."""
-        head = [self._identity(), self._round(), self._phase_line(), self._reward(width), self._time(), self._refused()]
+        head = [self._identity(), self._round(), self._phase_line(), self._reward(width), self._time(), self._groups()]
+        if self._snapshot is not None:
+            head.append(self._swarm(self._snapshot))
         room = max(0, height - len(head) - 3)
+        spared = _LOG if self._snapshot is None else _LOG - 1
         self._append_data_dir(head, width)
-        kinds = self._kind_lines(min(len(self._kinds), max((room + 1) // 2, room - len(self._samples) - _LOG)))
+        kinds = self._kind_lines(min(len(self._kinds), max((room + 1) // 2, room - len(self._samples) - spared)))
         left = room - len(kinds)
-        samples = self._sample_lines()[: max(0, left // 2, left - _LOG)]
+        samples = self._sample_lines()[: max(0, left // 2, left - spared)]
         log = self._log_lines(max(0, height - len(head) - len(kinds) - len(samples) - 3))
         parts = [head, kinds, samples, log]
         screen: list[Text] = []
@@ -160,7 +171,7 @@ class LiveView:
         if self._info is None:
             return text.append("starting", style="dim")
         info = self._info
-        for word in (info.node_id, clean(info.name), clean(info.model), info.device, info.engine):
+        for word in (short(info.node_id), clean(info.name), clean(info.model), info.device, info.engine):
             if word:
                 text.append(f" {word} ", style="cyan")
         return text
@@ -215,17 +226,30 @@ class LiveView:
             return text.append("no round yet", style="dim")
         return text.append("   ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items()))
 
-    def _refused(self) -> Text:
+    def _groups(self) -> Text:
         text = Text("groups     ", style="bold")
         if not self._records:
             return text.append("no round yet", style="dim")
         record = self._records[-1]
         informative = round(record.informative_fraction * record.local_groups)
         text.append(f"{informative} of {record.local_groups} informative")
+        if self._snapshot is not None:
+            text.append(f"   {record.external_groups} of others")
+            if record.reward_external is not None:
+                text.append(f", reward {record.reward_external:.3f} (own {record.reward_local:.3f})")
         if record.rejected:
             refused = ", ".join(f"{clean(reason)} {count}" for reason, count in record.rejected.items())
             text.append(f"   rejected: {refused}", style="red")
         return text
+
+    def _swarm(self, snapshot: Snapshot) -> Text:
+        """Counts since the node's start."""
+        text = Text("swarm      ", style="bold")
+        nodes = f"{snapshot.connected} node{'' if snapshot.connected == 1 else 's'}"
+        text.append(nodes, style="default" if snapshot.connected else "yellow").append(f", mesh {snapshot.mesh}")
+        text.append(f"   sent {snapshot.sent}   received {snapshot.received}   admitted {snapshot.admitted}")
+        rejected = sum(snapshot.rejected.values())
+        return text.append(f"   rejected {rejected}", style="red" if rejected else "default")
 
     def _kind_lines(self, count: int) -> list[Text]:
         shown = sorted(self._kinds)[:count]

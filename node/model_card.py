@@ -112,10 +112,12 @@ def _task(config: dict[str, Any]) -> str:
 
 def _settings(config: Config) -> str:
     training, sampling = config.training, config.sampling
+    local, external = config.sharing.places
+    others = f", and up to {external} groups of other nodes" if external else ""
     adapter = f"LoRA of rank {config.lora.rank}" if config.lora.rank else "all weights trained"
     return (
-        f"{config.sharing.local} groups of {sampling.group_size} completions a round, at most"
-        f" {sampling.max_new_tokens} tokens, temperature {sampling.temperature}; {adapter}, learning rate"
+        f"{local} groups of {sampling.group_size} completions a round, at most {sampling.max_new_tokens} tokens,"
+        f" temperature {sampling.temperature}{others}; {adapter}, learning rate"
         f" {training.lr}, clip {training.clip_low} / {training.clip_high}, KL weight {training.kl}."
     )
 

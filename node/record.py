@@ -96,16 +96,19 @@ class Record(BaseModel):
     the engine reported none."""
 
     peers: Count
-    """Nodes connected when the round ended."""
+    """Other nodes connected when the round ended."""
 
     batches_sent: Count
     """Batches of rollouts sent to other nodes in this round."""
 
     batches_received: Count
-    """Batches of rollouts that came from other nodes in this round."""
+    """Batches of rollouts that came from other nodes since the round before."""
 
     rejected: dict[str, Count]
-    """What was refused in this round: reason, and how often."""
+    """What was refused since the round before: reason, and how often."""
+
+    seconds_share: Seconds = 0.0
+    """Wall-clock time spent keeping and sending own groups and choosing external ones, in seconds."""
 
 
 class MetricsFile:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
@@ -18,6 +18,7 @@ from node.config import Config
 from node.datadir import DataDir
 from node.disk import Disk
 from node.errors import NodeError
+from node.exchange import Counts, CurrentRound, DurablePool, Network
 from node.identity import Identity
 from node.learner import LearnerDied, LearnerFailed, LearnerProcess, open_learner
 from node.record import MetricsFile, Record
@@ -29,6 +30,7 @@ from rl.model_names import recipe_of
 from rl.pool import SqlitePool
 from rl.rollouts import Sampling, ScoredGroup
 from rl.sapo import RoundPlan, RoundResult, Sapo
+from rl.selection import Uniform
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox
 from verifiers.stream import TaskStream
@@ -48,7 +50,11 @@ class NothingToResumeError(NodeError):
 
 @dataclass(frozen=True)
 class Parts:
-    """What a node is made of, wired once. Only the learner is replaced during its life."""
+    """What a node is made of, wired once. Only the learner is replaced during its life.
+
+    `checkpoint` is the newest good one, if whoever wired this has looked already: finding it reads all of it. `current`
+    is kept at the round in hand.
+    """
 
     config: Config
     data: DataDir
@@ -56,6 +62,7 @@ class Parts:
     sandbox: Sandbox
     stream: TaskStream
     pool: SqlitePool
+    swarm: Network
     metrics: MetricsFile
     checkpoints: CheckpointStore
     sinks: list[Sink]
@@ -63,20 +70,8 @@ class Parts:
     stop: Stop
     disk: Disk
     seed: int
-
-
-class _DurablePool:
-    """`rl.protocols.Pool` over SQLite: adding waits while the disk is full."""
-
-    def __init__(self, pool: SqlitePool, disk: Disk) -> None:
-        self._pool = pool
-        self._disk = disk
-
-    async def add(self, groups: Sequence[ScoredGroup]) -> None:
-        async def write() -> None:
-            self._pool.add(groups)
-
-        await self._disk.write("the pool", write)
+    checkpoint: Checkpoint | None = None
+    current: CurrentRound = field(default_factory=CurrentRound)
 
 
 class Rounds:
@@ -90,7 +85,10 @@ class Rounds:
         self._furthest = 0
         self._policy_step = 0
         self._failed_updates = 0
+        self._waited = False
         self._outcomes: Counter[str] = Counter()
+        self._counted = Counts()
+        self._known_checkpoint = parts.checkpoint
         self._first_cursor: Mapping[str, int] = parts.stream.cursor
         self._cursor: Mapping[str, int] = self._first_cursor
 
@@ -118,7 +116,7 @@ class Rounds:
     async def _live(self) -> None:
         """One life of the learner."""
         parts = self._parts
-        checkpoint = self._checkpoint()
+        checkpoint = await self._checkpoint()
         if self._last is not None and checkpoint and checkpoint.round >= self._last:
             parts.view.message("info", f"round {checkpoint.round} is done already: nothing is left to do")
             return
@@ -134,6 +132,8 @@ class Rounds:
                 return
             await self._resume(checkpoint)
             self._introduce(learner)
+            with parts.stop.interruptible():
+                await self._wait_for_peers()
             try:
                 await self._train(learner)
             except (LearnerFailed, VerifierError):
@@ -150,10 +150,31 @@ class Rounds:
                     f" `swarmnode eval --data-dir {parts.data.path}` measures it",
                 )
 
+    async def _wait_for_peers(self) -> None:
+        """Before the first round of the node's life, if the configuration asks for it."""
+        parts, network = self._parts, self._parts.config.network
+        if self._waited:
+            return
+        wanted = 0 if parts.config.sharing.silo else network.wait_for_peers
+        if wanted:
+            parts.view.phase("wait for peers")
+        # Also where there is nobody to wait for: others may wait for this node.
+        found = await parts.swarm.wait_for_peers(wanted, network.wait_seconds)
+        self._waited = True
+        if found < wanted:
+            parts.view.message("info", f"{found} of {wanted} nodes found within {network.wait_seconds:g} s: going on")
+
     async def _train(self, learner: LearnerProcess) -> None:
         parts = self._parts
         sapo = Sapo(
-            _plan(parts), learner, parts.stream, parts.sandbox, _DurablePool(parts.pool, parts.disk), parts.view.phase
+            _plan(parts),
+            learner,
+            parts.stream,
+            parts.sandbox,
+            DurablePool(parts.pool, parts.disk),
+            parts.swarm,
+            Uniform(),
+            parts.view.phase,
         )
         while self._last is None or self._done < self._last:
             result: RoundResult | None = None
@@ -170,13 +191,17 @@ class Rounds:
         parts = self._parts
         if result.stats is not None:
             self._policy_step = result.stats.policy_step
-        record = _record_of(result, self._policy_step)
+        counts = Counts.of(parts.swarm.totals())
+        record = _record_of(result, self._policy_step, counts.since(self._counted))
 
         async def write() -> None:
-            parts.metrics.append(record)
+            # It waits for the disk, which takes as long as the disk likes.
+            await trio.to_thread.run_sync(parts.metrics.append, record)
 
         await parts.disk.write("metrics.jsonl", write)
+        self._counted = counts
         self._done = result.number
+        parts.current.number = self._done + 1
         self._furthest = max(self._furthest, self._done)
         self._cursor = parts.stream.cursor
         per_kind = _per_kind(result.local)
@@ -228,10 +253,12 @@ class Rounds:
         await parts.disk.write(f"the checkpoint of round {self._done}", write)
         self._saved = self._done
 
-    def _checkpoint(self) -> Checkpoint | None:
+    async def _checkpoint(self) -> Checkpoint | None:
         """Where to go on. Raises NothingToResumeError if there ought to be a checkpoint and none is whole."""
         parts = self._parts
-        checkpoint = parts.checkpoints.newest()
+        checkpoint, self._known_checkpoint = self._known_checkpoint, None
+        if checkpoint is None:
+            checkpoint = await trio.to_thread.run_sync(parts.checkpoints.newest)
         if checkpoint is not None:
             return checkpoint
         recorded = [record.round for record in parts.metrics.last(1)]
@@ -251,17 +278,18 @@ class Rounds:
         self._policy_step = checkpoint.state["policy_step"] if checkpoint else 0
         self._cursor = checkpoint.state["cursor"] if checkpoint else self._first_cursor
         parts.stream.restore(self._cursor)
+        parts.current.number = self._done + 1
 
         async def rewind() -> int:
             # Only now is it known that this configuration runs; `eval` and its like go by the file.
             parts.data.write_config(parts.config)
-            parts.pool.rewind(self._done, parts.identity.node_id)
-            return parts.metrics.rewind(self._done)
+            parts.pool.rewind(self._done)
+            return await trio.to_thread.run_sync(parts.metrics.rewind, self._done)
 
         again = await parts.disk.write("the return to the checkpoint", rewind)
         if checkpoint:
             parts.view.message("info", f"resuming after round {self._done} from {checkpoint.path}")
-        if lost := parts.metrics.missing(self._done):
+        if lost := await trio.to_thread.run_sync(parts.metrics.missing, self._done):
             parts.view.message("warning", f"{lost} of rounds 1 to {self._done} are not in metrics.jsonl: it was cut")
         if again:
             parts.view.message("warning", f"{again} rounds after round {self._done} have no checkpoint: done again")
@@ -291,10 +319,16 @@ class Rounds:
 
 
 def _plan(parts: Parts) -> RoundPlan:
-    sampling = parts.config.sampling
+    sampling, sharing = parts.config.sampling, parts.config.sharing
+    local, external = sharing.places
     return RoundPlan(
         origin=parts.identity.node_id,
-        local=parts.config.sharing.local,
+        local=local,
+        external=external,
+        share=sharing.share,
+        max_age=sharing.max_age,
+        reuse=sharing.reuse,
+        per_peer=sharing.per_peer,
         sampling=Sampling(
             samples=sampling.group_size,
             max_new_tokens=sampling.max_new_tokens,
@@ -306,7 +340,8 @@ def _plan(parts: Parts) -> RoundPlan:
     )
 
 
-def _record_of(result: RoundResult, policy_step: int) -> Record:
+def _record_of(result: RoundResult, policy_step: int, counts: Counts) -> Record:
+    """`counts`: what has come since the last record."""
     stats = result.stats
     # Without a step there is no loss to speak of; 0 would read as one.
     stepped = stats if stats is not None and stats.tokens_trained > 0 else None
@@ -315,9 +350,9 @@ def _record_of(result: RoundResult, policy_step: int) -> Record:
         time=time.time(),
         policy_step=policy_step,
         local_groups=len(result.local),
-        external_groups=0,
+        external_groups=len(result.external),
         reward_local=result.reward_local,
-        reward_external=None,
+        reward_external=result.reward_external,
         informative_fraction=result.informative_fraction,
         tokens_generated=result.tokens_generated,
         seconds_generate=result.seconds_generate,
@@ -329,10 +364,11 @@ def _record_of(result: RoundResult, policy_step: int) -> Record:
         entropy=stepped.entropy if stepped else None,
         grad_norm=stepped.grad_norm if stepped else None,
         engine_logprob_gap=stepped.engine_logprob_gap if stepped else None,
-        peers=0,
-        batches_sent=0,
-        batches_received=0,
-        rejected={"unscored": result.unscored} if result.unscored else {},
+        peers=counts.peers,
+        batches_sent=result.batches_sent,
+        batches_received=counts.batches_received,
+        rejected={**counts.rejected, **({"unscored": result.unscored} if result.unscored else {})},
+        seconds_share=result.seconds_share,
     )
 
 

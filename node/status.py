@@ -1,4 +1,4 @@
-"""`swarmnode status`: how far a node is, read from its data directory without disturbing it."""
+"""`swarmnode status`: how far a node and its swarm are, read from its data directory without disturbing it."""
 
 import json
 import time
@@ -11,6 +11,7 @@ from node.config_sources import load_run
 from node.datadir import DataDir
 from node.identity import Identity
 from node.record import MetricsFile, Record
+from node.snapshot import STALE_SECONDS, Snapshot, read_snapshot
 from node.text import clean
 from rl.checkpoint import STATE, CheckpointReader
 from rl.pool import PoolError, SqlitePool
@@ -34,7 +35,8 @@ class Status:
 
     `model` is the one that has been trained, or the configured one if nothing is saved yet.
 
-    `kinds` are of the node's own groups; `pool_error` says why they could not be counted, if so.
+    `kinds` are of the node's own groups; `pool_error` says why they could not be counted, if so. `swarm` is None unless
+    the node runs in one.
     """
 
     data_dir: str
@@ -48,6 +50,7 @@ class Status:
     checkpoints: tuple[int, ...]
     kinds: tuple[Kind, ...]
     pool_error: str | None
+    swarm: Snapshot | None
 
 
 def gather(path: Path) -> Status:
@@ -67,18 +70,20 @@ def gather(path: Path) -> Status:
         kinds = _kinds(data, max(1, last.round - RECENT_ROUNDS + 1), node_id) if last and node_id else ()
     except PoolError as error:
         pool_error = str(error)
+    pid = data.running()
     return Status(
         data_dir=str(data.path),
         node_id=node_id,
         name=config.node.name if config else "",
         model=_trained_model(data, checkpoints.rounds()) or (config.model.name if config else None),
-        pid=data.running(),
+        pid=pid,
         rounds=last.round if last else 0,
         last=last,
         reward_recent=sum(r.reward_local for r in records) / len(records) if records else None,
         checkpoints=tuple(checkpoints.rounds()),
         kinds=kinds,
         pool_error=pool_error,
+        swarm=read_snapshot(data.swarm_path, pid),
     )
 
 
@@ -92,8 +97,12 @@ def print_status(path: Path, as_json: bool) -> None:
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """Plain values; `last` has the keys of `metrics.jsonl`."""
-    return {**asdict(status), "last": status.last.model_dump(mode="json") if status.last else None}
+    """Plain values; `last` has the keys of `metrics.jsonl`, and `swarm` those of `swarm.json`."""
+    return {
+        **asdict(status),
+        "last": status.last.model_dump(mode="json") if status.last else None,
+        "swarm": status.swarm.model_dump(mode="json") if status.swarm else None,
+    }
 
 
 def _trained_model(data: DataDir, rounds: Sequence[int]) -> str | None:
@@ -132,11 +141,29 @@ def _lines(status: Status) -> list[str]:
     rows.append(("checkpoints", f"after round {saved}" if status.checkpoints else saved))
     if status.pool_error is not None:
         rows.append(("pool", status.pool_error))
+    if status.swarm is not None:
+        rows += _swarm_rows(status.swarm)
     lines = [f"{label:<12} {clean(text)}" for label, text in rows]
     if status.kinds:
         lines += ["", f"{'task':<28} {'success':>8} {'groups':>7}   (last {RECENT_ROUNDS} rounds)"]
         lines += [f"{kind.kind:<28} {kind.reward:>8.1%} {kind.groups:>7}" for kind in status.kinds]
     return lines
+
+
+def _swarm_rows(swarm: Snapshot) -> list[tuple[str, str]]:
+    old = f", as of {int(swarm.age)} s ago" if swarm.age > STALE_SECONDS else ""
+    nodes = f"{swarm.connected} node{'' if swarm.connected == 1 else 's'} connected"
+    refused = sum(swarm.rejected.values())
+    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(swarm.rejected.items()))
+    lag = swarm.lag_ms
+    return [
+        ("swarm", f"{swarm.swarm}: {nodes}, {swarm.mesh} in the mesh{old}"),
+        *[("address", address) for address in swarm.addresses],
+        ("batches", f"{swarm.sent} sent, {swarm.received} received, {swarm.duplicates} of them more than once"),
+        ("groups", f"{swarm.groups} received, {swarm.admitted} admitted"),
+        ("rejected", f"{refused} ({reasons})" if refused else "nothing"),
+        ("event loop", f"late by {lag.p50:.1f} ms in the median, {lag.p99:.1f} ms p99, {lag.max:.1f} ms at most"),
+    ]
 
 
 def _shares(records: Sequence[Record]) -> str:

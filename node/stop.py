@@ -35,7 +35,11 @@ class Stop:
 
 
 async def watch_signals(
-    stop: Stop, say: Callable[[str, str], None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    stop: Stop,
+    say: Callable[[str, str], None],
+    *,
+    # The stubs that libp2p brings along for trio are older than trio.
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,  # type: ignore[name-defined]
 ) -> NoReturn:
     """SIGINT, SIGTERM and a closed terminal request a stop; a second one ends the node at once, like Ctrl-C twice."""
     wanted = [signal.SIGINT, signal.SIGTERM]

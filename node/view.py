@@ -14,6 +14,7 @@ from typing import Protocol
 from node import logs
 from node.config import LogSettings
 from node.record import Record
+from node.snapshot import Snapshot
 from rl.rollouts import ScoredGroup
 
 _SPOKEN_SECONDS = 30.0
@@ -42,7 +43,7 @@ class View(Protocol):
         ...
 
     def phase(self, name: str) -> None:
-        """Something else begins: `load model`, `draw`, `generate`, `score`, `update`, `checkpoint`."""
+        """Something else begins: `load model`, `draw`, `generate`, `score`, `share`, `mix`, `update`, `checkpoint`."""
         ...
 
     def progress(self, done: int, total: int, unit: str) -> None:
@@ -51,6 +52,10 @@ class View(Protocol):
 
     def round_finished(self, record: Record, per_kind: Mapping[str, float], groups: Sequence[ScoredGroup]) -> None:
         """A round is recorded. `per_kind` is the mean reward of each kind of task in it."""
+        ...
+
+    def network(self, snapshot: Snapshot) -> None:
+        """How the swarm stands, about once a second; never in a node that trains alone."""
         ...
 
     def message(self, level: str, text: str) -> None:
@@ -89,6 +94,7 @@ class PlainView:
         self._phase = ""
         self._spoken = clock()
         self._rounds: int | None = None
+        self._networked = False
 
     def started(self, info: NodeInfo) -> None:
         """See `View`."""
@@ -128,8 +134,17 @@ class PlainView:
             generate_s=round(record.seconds_generate, 2),
             score_s=round(record.seconds_score, 2),
             update_s=round(record.seconds_update, 2),
+            **(self._of_others(record) if self._networked else {}),
             **({"rejected": record.rejected} if record.rejected else {}),
         )
+
+    def network(self, snapshot: Snapshot) -> None:
+        """See `View`."""
+        self._networked = True
+
+    def _of_others(self, record: Record) -> dict[str, int | float]:
+        reward = {} if record.reward_external is None else {"reward_external": round(record.reward_external, 4)}
+        return {"external": record.external_groups, **reward, "peers": record.peers}
 
     def message(self, level: str, text: str) -> None:
         """See `View`."""

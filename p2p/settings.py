@@ -56,14 +56,14 @@ class NetworkSettings(BaseModel):
     """Shards that this node listens to, its own among them: what it receives stays flat as the swarm grows."""
 
     wait_for_peers: int = Field(default=0, ge=0, le=4096)
-    """Hold the first round until so many nodes are connected, or `wait_seconds` are over."""
+    """Hold the first round until so many other nodes are connected and ready for theirs, or `wait_seconds` are over."""
 
     wait_seconds: float = Field(default=60.0, ge=0, le=86400)
     """See `wait_for_peers`."""
 
 
 class AdmissionSettings(BaseModel):
-    """[admission]: what is taken from one other node. Rollouts are always checked by making and scoring the task anew."""
+    """[admission]: what is taken from one other node. Rollouts are always checked by making and scoring the task."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 

@@ -23,6 +23,10 @@ class TransportError(Exception):
     """A peer could not be reached, went away, was too slow or broke the protocol. The message says which."""
 
 
+class FrameTooLong(TransportError):
+    """A peer sent a longer frame than it may: its fault, where other errors may be the network's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A connected peer. `address` is a multiaddr without the peer id; `seconds` is how long the connection stands."""
@@ -46,7 +50,7 @@ class Stream(Protocol):
         ...
 
     async def receive(self, limit: int) -> bytes:
-        """The next frame, of at most `limit` bytes. Raises TransportError, also for a longer one."""
+        """The next frame, of at most `limit` bytes. Raises TransportError; FrameTooLong, one of them, for a longer one."""
         ...
 
 
@@ -93,7 +97,9 @@ class Transport(Protocol):
         ...
 
     async def connect(self, address: str) -> str:
-        """Dial a multiaddr ending in `/p2p/<peer id>`, unless connected. Returns the peer id. Raises TransportError."""
+        """Dial a multiaddr ending in `/p2p/<peer id>`, unless connected. Returns the peer id. Raises TransportError.
+
+        Without a peer id, whoever answers there is connected; if that is this node itself, nothing is done."""
         ...
 
     async def disconnect(self, peer: str) -> None:

@@ -31,6 +31,15 @@ from verifiers.base import Task
 
 log = logging.getLogger(__name__)
 
+EXTERNAL_LENGTH = 4
+"""How many times as long as an own completion may be one of another node. Its text takes more tokens where the own
+tokenizer is coarser or finer, or its limit is larger; beyond this a few long answers would cost more time than all
+own ones together."""
+
+MIN_EXTERNAL_TOKENS = 128
+"""So many tokens may always be trained on: they cost little, and a node that answers in a word reads those that use
+sentences."""
+
 FORMAT = 1
 STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
 
@@ -104,6 +113,21 @@ class Learner:
         self.engine.refresh()
         return stats
 
+    def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
+        """Whether each of these groups of others is worth a place in an update.
+
+        Its prompt has to fit the model's context, and of its completions one with a positive advantage: without any,
+        what is left of a group only says what not to do.
+        """
+        fits: list[bool] = []
+        for scored in groups:
+            try:
+                fits.append(any(row.advantage > 0 for row in self._group(scored).rows))
+            except PromptError as error:
+                log.debug("a group of %s does not fit: %s", scored.origin, error)
+                fits.append(False)
+        return fits
+
     def _tokenised(self, groups: Sequence[ScoredGroup]) -> list[Group]:
         kept: list[Group] = []
         for scored in groups:
@@ -125,14 +149,23 @@ class Learner:
             if self.settings.training.truncated == "drop" and not completion.finished:
                 continue
             # An own completion's ids are what was sampled; its text need not tokenise to the same.
-            tokens = completion.tokens
+            tokens, sampled = completion.tokens, completion.logprobs
+            room = self.policy.context - len(prompt)
             if tokens is None:
                 tokens = tuple(encode_completion(self.tokenizer, completion.text, completion.finished))
-            if len(prompt) + len(tokens) > self.policy.context:
-                log.warning("a completion of %d tokens from %s is left out: too long", len(tokens), scored.origin)
+                # Another tokenizer's log-probs, of whatever was sampled there.
+                sampled = None
+                room = min(room, self._longest_external)
+            if len(tokens) > room:
+                log.debug("a completion of %d tokens from %s is left out: too long", len(tokens), scored.origin)
             elif tokens:
-                rows.append(Row(tokens, advantage, completion.logprobs))
+                rows.append(Row(tokens, advantage, sampled))
         return Group(tuple(prompt), tuple(rows))
+
+    @property
+    def _longest_external(self) -> int:
+        """Most tokens of another's completion that are trained on: what it costs is ours, how long it is was not."""
+        return max(EXTERNAL_LENGTH * self.settings.sampling.max_new_tokens, MIN_EXTERNAL_TOKENS)
 
     def chat(
         self,

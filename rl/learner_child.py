@@ -6,8 +6,8 @@ may come any number of {"id", "progress": [done, total, unit]} and, for chat, {"
 {"type", "message", "traceback"}. The types of `rl.errors`, OSError and ValidationError leave the learner usable; any
 other ends the process after it is sent.
 
-SIGTERM means: stop what you are doing. generate, update, chat and load raise Stopped from then on; save, export and
-describe still work. SIGINT is the parent's alone. The end of the channel ends the process.
+SIGTERM means: stop what you are doing. generate, fits, update, chat and load raise Stopped from then on; save, export
+and describe still work. SIGINT is the parent's alone. The end of the channel ends the process.
 """
 
 import logging
@@ -42,8 +42,8 @@ PROGRESS_SECONDS = 0.1
 """Least time between two progress frames: a person sees no more, and the parent has other things to do."""
 
 LESS = {
-    "generate": "lower sampling.max_new_tokens, or sharing.local or sampling.group_size (in an evaluation "
-    "evaluation.per_task or evaluation.samples); about three million tokens fit"
+    "generate": "lower sampling.max_new_tokens, or sharing.local (with --silo sharing.external too) or "
+    "sampling.group_size (in an evaluation evaluation.per_task or evaluation.samples); about three million tokens fit"
 }
 """What to change when the answer to an operation does not fit a frame."""
 
@@ -66,6 +66,7 @@ class _Server:
         self._stopping = stopping
         self._operations: dict[str, Callable[[int, Mapping[str, Any]], Any]] = {
             "generate": self._generate,
+            "fits": lambda _, args: learner.fits(SCORED.validate_python(args["groups"])),
             "update": self._update,
             "chat": self._chat,
             "save": lambda _, args: learner.save(Path(args["directory"])),
@@ -86,7 +87,7 @@ class _Server:
     def _answer(self, request: Mapping[str, Any]) -> None:
         number, operation = request["id"], request["op"]
         try:
-            if self._stopping.is_set() and operation in ("generate", "update", "chat", "load"):
+            if self._stopping.is_set() and operation in ("generate", "fits", "update", "chat", "load"):
                 raise Stopped("the learner is stopping")
             result = self._operations[operation](number, request["args"])
         # A full disk and a malformed request leave the learner as it was; after anything else nobody knows.

@@ -1,12 +1,15 @@
-"""The pool of scored rollout groups, in SQLite: what was sampled, by whom, and what it earned here.
+"""The pool of scored rollout groups, in SQLite: what was sampled, by whom, what it earned here, who trained on it when.
 
 Groups are kept as text, without the sampler's token ids and log-probs, since those mean nothing to another policy. The
 database is in WAL mode with one writer, so a crash loses at most the last transaction and others may read meanwhile.
+
+Own groups and external ones (those of other nodes) have half of the room each, so neither can push the other out. Every
+call is a few milliseconds of work on a full pool of 4096 groups: the event loop may make it.
 """
 
 import hashlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,16 +18,23 @@ from types import TracebackType
 from pydantic import TypeAdapter
 
 from rl.rollouts import RolloutGroup, ScoredGroup
+from rl.selection import Candidate
 from verifiers.codec import pack, unpack
 
 _GROUP = TypeAdapter(ScoredGroup)
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
+# Ids grow and never come back (AUTOINCREMENT): their order is that of arrival, and one names the same group for ever.
+# `round`: in which an own group was sampled, or an external one came. `usable` is 0 for a group that was refused, and
+# for one whose task and answers were here already, as when a node sends another's as its own: once is enough.
 _SCHEMA = """
 CREATE TABLE groups (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     digest BLOB NOT NULL,
     round INTEGER NOT NULL,
     origin TEXT NOT NULL,
+    external INTEGER NOT NULL,
+    informative INTEGER NOT NULL,
+    usable INTEGER NOT NULL DEFAULT 1,
     kind TEXT NOT NULL,
     completions INTEGER NOT NULL,
     reward REAL NOT NULL,
@@ -32,7 +42,28 @@ CREATE TABLE groups (
     UNIQUE (digest, origin)
 );
 CREATE INDEX groups_round ON groups (round);
+CREATE INDEX groups_kept ON groups (external, informative, id);
+CREATE INDEX groups_origin ON groups (origin, external, id);
+CREATE INDEX groups_candidates ON groups (id, round, origin, kind, completions, reward)
+    WHERE external = 1 AND informative = 1 AND usable = 1;
+CREATE TABLE draws (
+    id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE,
+    round INTEGER NOT NULL,
+    PRIMARY KEY (id, round)
+) WITHOUT ROWID;
+CREATE INDEX draws_round ON draws (round);
 """
+# Layout 1 knew no other nodes: all that is in it is this node's own, whatever its id was called.
+_FROM_1 = f"""
+ALTER TABLE groups RENAME TO old;
+DROP INDEX groups_round;
+{_SCHEMA}
+INSERT OR IGNORE INTO groups (digest, round, origin, external, informative, kind, completions, reward, body)
+    SELECT digest, round, :own, 0, reward > 0 AND reward < 1, kind, completions, reward, body FROM old ORDER BY id;
+DROP TABLE old;
+"""
+_MOST_CANDIDATES = 4096
+"""Newest external groups among which a round chooses."""
 
 
 class PoolError(Exception):
@@ -49,11 +80,18 @@ class KindSuccess:
 
 
 class SqlitePool:
-    """Scored groups on disk, at most `max_groups` of them: the oldest go first."""
+    """Scored groups on disk: of the node `own` and of others, at most `max_groups` in all.
 
-    def __init__(self, path: Path, max_groups: int) -> None:
-        """Open or create the pool. Raises PoolError if the file is no pool of this version, or damaged."""
-        self._max_groups = max_groups
+    Half are own ones, of which the oldest go first. Half are external ones, of which those without anything to learn go
+    first, then the oldest; one origin has at most `per_peer` of them, and loses its oldest first.
+    """
+
+    def __init__(self, path: Path, own: str, max_groups: int = 4096, per_peer: int = 512) -> None:
+        """Open or create the pool. Raises PoolError if the file is no pool of a known layout, or damaged."""
+        self._own = own
+        self._max_external = max_groups // 2
+        self._max_own = max_groups - self._max_external
+        self._per_peer = per_peer
         self._connection = sqlite3.connect(path, isolation_level=None)
         try:
             self._prepare()
@@ -90,30 +128,79 @@ class SqlitePool:
         with self._transaction():
             before = self._connection.total_changes
             self._connection.executemany(
-                "INSERT OR IGNORE INTO groups (digest, round, origin, kind, completions, reward, body)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                [_row(group) for group in groups],
+                "INSERT OR IGNORE INTO groups"
+                " (digest, round, origin, external, informative, kind, completions, reward, body, usable)"
+                " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, NOT EXISTS (SELECT 1 FROM groups WHERE digest = ?1))",
+                [self._row(group) for group in groups],
             )
             added = self._connection.total_changes - before
-            self._connection.execute(
-                "DELETE FROM groups WHERE id IN (SELECT id FROM groups ORDER BY id DESC LIMIT -1 OFFSET ?)",
-                (self._max_groups,),
-            )
+            self._make_room({group.origin for group in groups})
         return added
 
-    def rewind(self, last_round: int, origin: str) -> int:
-        """Forget what `origin` (this node) sampled after round `last_round`, since those rounds will be done again.
+    def _make_room(self, origins: set[str]) -> None:
+        for origin in origins - {self._own}:
+            self._connection.execute(
+                "DELETE FROM groups WHERE id IN (SELECT id FROM groups WHERE origin = ? AND external = 1"
+                " ORDER BY id DESC LIMIT -1 OFFSET ?)",
+                (origin, self._per_peer),
+            )
+        self._connection.execute(
+            "DELETE FROM groups WHERE id IN (SELECT id FROM groups WHERE external = 0"
+            " ORDER BY id DESC LIMIT -1 OFFSET ?)",
+            (self._max_own,),
+        )
+        self._connection.execute(
+            "DELETE FROM groups WHERE id IN (SELECT id FROM groups WHERE external = 1"
+            " ORDER BY informative DESC, id DESC LIMIT -1 OFFSET ?)",
+            (self._max_external,),
+        )
 
-        What came from others stays: it will not come again. Returns how many groups went.
+    def candidates(self, since: int, reuse: int) -> list[Candidate]:
+        """See `rl.protocols.Pool`. The newest 4096 at most."""
+        rows = self._connection.execute(
+            "SELECT groups.id, origin, groups.round, kind, completions, reward, count(draws.id) AS uses"
+            " FROM groups INDEXED BY groups_candidates LEFT JOIN draws ON draws.id = groups.id"
+            " WHERE external = 1 AND informative = 1 AND usable = 1 AND groups.round >= ?"
+            " GROUP BY groups.id HAVING uses < ? ORDER BY groups.id DESC LIMIT ?",
+            (since, reuse, _MOST_CANDIDATES),
+        )
+        return [Candidate(*row) for row in rows][::-1]
+
+    def take(self, ids: Collection[int]) -> dict[int, ScoredGroup]:
+        """See `rl.protocols.Pool`; in the order of `ids`."""
+        found: dict[int, ScoredGroup] = {}
+        for key in ids:
+            row = self._connection.execute("SELECT body, origin, round FROM groups WHERE id = ?", (key,)).fetchone()
+            if row is not None:
+                found[key] = _group(*row)
+        return found
+
+    def settle(self, used: Collection[int], refused: Collection[int], number: int) -> None:
+        """See `rl.protocols.Pool`. Raises sqlite3.OperationalError when the disk is full; nothing is noted then."""
+        with self._transaction():
+            self._connection.executemany(
+                "INSERT OR IGNORE INTO draws SELECT id, ? FROM groups WHERE id = ?", [(number, key) for key in used]
+            )
+            self._connection.executemany("UPDATE groups SET usable = 0 WHERE id = ?", [(key,) for key in refused])
+
+    def rewind(self, last_round: int) -> int:
+        """Forget the own groups and the uses of external ones after round `last_round`: those rounds are done again.
+
+        What came from others stays, since it will not come again, and counts as having come in the first of those
+        rounds. Returns how many groups went.
         """
-        return self._connection.execute(
-            "DELETE FROM groups WHERE round > ? AND origin = ?", (last_round, origin)
-        ).rowcount
+        with self._transaction():
+            self._connection.execute("DELETE FROM draws WHERE round > ?", (last_round,))
+            gone = self._connection.execute(
+                "DELETE FROM groups WHERE round > ? AND external = 0", (last_round,)
+            ).rowcount
+            self._connection.execute("UPDATE groups SET round = ? WHERE round > ?", (last_round + 1, last_round + 1))
+        return gone
 
     def recent(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, newest first."""
-        rows = self._connection.execute("SELECT body FROM groups ORDER BY id DESC LIMIT ?", (limit,))
-        return [_GROUP.validate_python(unpack(body)) for (body,) in rows]
+        rows = self._connection.execute("SELECT body, origin, round FROM groups ORDER BY id DESC LIMIT ?", (limit,))
+        return [_group(*row) for row in rows]
 
     @staticmethod
     def success_in(path: Path, since_round: int, origin: str | None = None) -> list[KindSuccess]:
@@ -142,11 +229,13 @@ class SqlitePool:
         self._connection.execute("PRAGMA journal_mode = WAL")
         # Enough for a crash of the process; a crash of the machine may lose the last rounds, never the file.
         self._connection.execute("PRAGMA synchronous = NORMAL")
+        self._connection.execute("PRAGMA foreign_keys = ON")
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {_SCHEMA_VERSION}; COMMIT;"
-            )
+        if version in (0, 1):
+            with self._transaction():
+                for statement in (_SCHEMA if version == 0 else _FROM_1).split(";"):
+                    self._connection.execute(statement, {"own": self._own})
+                self._connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
         elif version != _SCHEMA_VERSION:
             raise PoolError(
                 f"the pool has layout {version}, this swarmnode knows {_SCHEMA_VERSION}: use the swarmnode that wrote"
@@ -165,18 +254,23 @@ class SqlitePool:
                 self._connection.execute("ROLLBACK")
             raise
 
+    def _row(self, scored: ScoredGroup) -> tuple[bytes, int, str, bool, bool, str, int, float, bytes]:
+        text_only = replace(scored, group=as_text(scored.group))
+        return (
+            _digest(text_only.group),
+            scored.round,
+            scored.origin,
+            scored.origin != self._own,
+            scored.informative,
+            scored.group.task.kind,
+            len(scored.rewards),
+            scored.mean_reward,
+            pack(_GROUP.dump_python(text_only)),
+        )
 
-def _row(scored: ScoredGroup) -> tuple[bytes, int, str, str, int, float, bytes]:
-    text_only = replace(scored, group=as_text(scored.group))
-    return (
-        _digest(text_only.group),
-        scored.round,
-        scored.origin,
-        scored.group.task.kind,
-        len(scored.rewards),
-        scored.mean_reward,
-        pack(_GROUP.dump_python(text_only)),
-    )
+
+def _group(body: bytes, origin: str, number: int) -> ScoredGroup:
+    return replace(_GROUP.validate_python(unpack(body)), origin=origin, round=number)
 
 
 def _digest(group: RolloutGroup) -> bytes:

@@ -4,10 +4,11 @@
 ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.selection import Candidate
 from verifiers.base import Task
 
 
@@ -16,6 +17,10 @@ class Learner(Protocol):
 
     async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
         """Sample a group for each task, in order. A task that does not fit the model is left out."""
+        ...
+
+    async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
+        """Whether each of these groups of others can be trained on by this model: see `rl.learner.Learner.fits`."""
         ...
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
@@ -44,4 +49,29 @@ class Pool(Protocol):
 
     async def add(self, groups: Sequence[ScoredGroup]) -> None:
         """Keep these groups; returns when they are safe."""
+        ...
+
+    async def candidates(self, since: int, reuse: int) -> list[Candidate]:
+        """Informative groups of others that came in round `since` or later and that fewer than `reuse` rounds have
+        trained on, oldest first, without those that were refused.
+        """
+        ...
+
+    async def take(self, ids: Collection[int]) -> dict[int, ScoredGroup]:
+        """The groups of these candidates, by id, without any that have gone meanwhile."""
+        ...
+
+    async def settle(self, used: Collection[int], refused: Collection[int], number: int) -> None:
+        """Note that `used` are trained on in round `number`, and that `refused` are to be no candidates again."""
+        ...
+
+
+class Swarm(Protocol):
+    """The other nodes."""
+
+    async def share(self, groups: Sequence[ScoredGroup], number: int, /) -> int:
+        """Send these own groups of round `number` to whoever listens. Returns in how many batches they went.
+
+        Never waits for others and does not fail for lack of them.
+        """
         ...

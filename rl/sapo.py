@@ -1,35 +1,50 @@
-"""The round of SAPO (arXiv 2509.08721, section 3, Algorithm 1): draw - generate - score - update.
+"""The round of SAPO (arXiv 2509.08721, section 3, Algorithm 1): draw - generate - score - share - mix - update.
 
-This node trains on its own rollouts alone: I local groups a round and J = 0.
+Each node runs its rounds by itself and waits for nobody: a round without any group of others is a good round.
 """
 
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Literal
 
 import trio
 
 from rl.advantage import advantages
 from rl.errors import TrainingError
-from rl.protocols import Learner, Pool, Scorer, TaskSource
+from rl.protocols import Learner, Pool, Scorer, Swarm, TaskSource
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.selection import Selection
+from rl.sharing import Share, shared
 from verifiers.base import VerifierError
 
-Phase = Literal["draw", "generate", "score", "update"]
+Phase = Literal["draw", "generate", "score", "share", "mix", "update"]
+
+MAX_CHOICES = 8
+"""How often a round chooses anew because of groups that do not fit the model. Those are remembered as such, so a pool
+full of them costs every round a little until they are known, and no round much."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """What stays the same from round to round.
 
-    `origin` is this node's id, `local` is I, and `seed` fixes all sampling: round r of two runs with one seed draws,
-    samples and shuffles alike, so a round done again after a crash is the same round.
+    `origin` is this node's id, `local` is I, `external` is J, and `share` says which own groups others get. An external
+    group is trained on within `max_age` rounds of its arrival, in at most `reuse` rounds, with at most `per_peer` of
+    one origin in a round. `seed` fixes all sampling: round r of two runs with one seed draws, samples, chooses and
+    shuffles alike, so a round done again after a crash is the same round, as far as the same groups of others are
+    there.
     """
 
     origin: str
     local: int
+    external: int
+    share: Share
+    max_age: int
+    reuse: int
+    per_peer: int
     sampling: Sampling
     advantage: Literal["group", "mean"]
     seed: int
@@ -37,25 +52,34 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a finished round leaves behind. Seconds are wall-clock time.
+    """What a finished round leaves behind. Seconds are wall-clock time; `seconds_share` covers share and mix.
 
-    `unscored` counts groups that were sampled and that the verifiers could not score. `stats` is None if the learning
-    step failed, which left the policy as it was; `problem` says how.
+    `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
+    verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was; `problem`
+    says how.
     """
 
     number: int
     local: tuple[ScoredGroup, ...]
+    external: tuple[ScoredGroup, ...]
     unscored: int
+    batches_sent: int
     stats: UpdateStats | None
     problem: str
     seconds_generate: float
     seconds_score: float
+    seconds_share: float
     seconds_update: float
 
     @property
     def reward_local(self) -> float:
-        """Mean reward of the completions this node sampled itself in this round."""
-        return sum(group.mean_reward for group in self.local) / len(self.local)
+        """Mean reward of the groups this node sampled itself in this round."""
+        return _mean_reward(self.local)
+
+    @property
+    def reward_external(self) -> float | None:
+        """Mean reward, by this node's own verifiers, of the external groups; None if there were none."""
+        return _mean_reward(self.external) if self.external else None
 
     @property
     def informative_fraction(self) -> float:
@@ -78,6 +102,8 @@ class Sapo:
         source: TaskSource,
         scorer: Scorer,
         pool: Pool,
+        swarm: Swarm,
+        selection: Selection,
         on_phase: Callable[[Phase], None],
     ) -> None:
         self._plan = plan
@@ -85,40 +111,49 @@ class Sapo:
         self._source = source
         self._scorer = scorer
         self._pool = pool
+        self._swarm = swarm
+        self._selection = selection
         self._on_phase = on_phase
 
     async def round(self, number: int) -> RoundResult:
         """One round. The update is its last step: if this is cancelled before, the policy is as it was."""
         plan = self._plan
-        self._on_phase("draw")
+        watch = _Watch(self._on_phase)
+        watch.begin("draw")
         tasks = await self._source.draw(plan.local)
 
-        self._on_phase("generate")
-        begun = time.monotonic()
+        watch.begin("generate")
         rollouts = await self._learner.generate(tasks, plan.sampling, round_seed(plan.seed, number, "generate"))
-        generated = time.monotonic()
 
-        self._on_phase("score")
+        watch.begin("score")
         local = await self._score(rollouts, number)
-        scored = time.monotonic()
-        await self._pool.add(local)
 
-        self._on_phase("update")
-        training = time.monotonic()
+        watch.begin("share")
+        await self._pool.add(local)
+        sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
+
+        watch.begin("mix")
+        external = await self._mix(number)
+
+        watch.begin("update")
         stats, problem = None, ""
         try:
-            stats = await self._learner.update(local, round_seed(plan.seed, number, "update"))
+            stats = await self._learner.update([*local, *external], round_seed(plan.seed, number, "update"))
         except TrainingError as error:
             problem = str(error)
+        seconds = watch.end()
         return RoundResult(
             number=number,
             local=tuple(local),
+            external=tuple(external),
             unscored=len(rollouts) - len(local),
+            batches_sent=sent,
             stats=stats,
             problem=problem,
-            seconds_generate=generated - begun,
-            seconds_score=scored - generated,
-            seconds_update=time.monotonic() - training,
+            seconds_generate=seconds["generate"],
+            seconds_score=seconds["score"],
+            seconds_share=seconds["share"] + seconds["mix"],
+            seconds_update=seconds["update"],
         )
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
@@ -146,6 +181,53 @@ class Sapo:
             for group, reward in zip(rollouts, rewards, strict=True)
             if reward
         ]
+
+    async def _mix(self, number: int) -> list[ScoredGroup]:
+        """Up to J groups of others, chosen among those in the pool that fit the model."""
+        plan = self._plan
+        if plan.external == 0:
+            return []
+        random = self._random(number, "mix")
+        candidates = await self._pool.candidates(number - plan.max_age, plan.reuse)
+        external: dict[int, ScoredGroup] = {}
+        refused: set[int] = set()
+        for _ in range(MAX_CHOICES):
+            chosen = [c.id for c in self._selection.choose(candidates, plan.external, plan.per_peer, random)]
+            groups = await self._pool.take(chosen)
+            fits = await self._learner.fits(list(groups.values())) if groups else []
+            external = {key: groups[key] for key, fit in zip(groups, fits, strict=True) if fit}
+            if len(external) == len(chosen):
+                break
+            # Chosen anew as a whole, so that the choice is what it would be had the misfits never been there.
+            refused.update(set(chosen) - external.keys())
+            candidates = [candidate for candidate in candidates if candidate.id not in refused]
+        await self._pool.settle(external, refused, number)
+        return list(external.values())
+
+    def _random(self, number: int, purpose: str) -> Random:
+        return Random(round_seed(self._plan.seed, number, purpose))
+
+
+class _Watch:
+    """Announces the phases of a round and takes their time."""
+
+    def __init__(self, announce: Callable[[Phase], None]) -> None:
+        self._announce = announce
+        self._begun: list[tuple[Phase, float]] = []
+
+    def begin(self, phase: Phase) -> None:
+        """The phase before, if any, ends."""
+        self._begun.append((phase, time.monotonic()))
+        self._announce(phase)
+
+    def end(self) -> dict[Phase, float]:
+        """Seconds of each phase."""
+        ends = [*(begun for _, begun in self._begun[1:]), time.monotonic()]
+        return {phase: end - begun for (phase, begun), end in zip(self._begun, ends, strict=True)}
+
+
+def _mean_reward(groups: Sequence[ScoredGroup]) -> float:
+    return sum(group.mean_reward for group in groups) / len(groups)
 
 
 def round_seed(seed: int, number: int, purpose: str) -> int:

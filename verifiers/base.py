@@ -25,6 +25,10 @@ class UnknownTask(VerifierError):
     """The reference names a verifier, a version, a data set or an entry that this node does not have."""
 
 
+class NoSuchTask(VerifierError):
+    """The reference is of this verifier's own version, which refuses it: nobody's node can have made this task."""
+
+
 @dataclass(frozen=True, slots=True)
 class TaskRef:
     """Enough for any node to make the same task.
@@ -88,7 +92,11 @@ class Verifier(Protocol):
         ...
 
     def make(self, ref: TaskRef) -> Task:
-        """The task that `ref` names, the same on every machine. Raises UnknownTask or VerifierError."""
+        """The task that `ref` names, the same on every machine.
+
+        Raises UnknownTask if other nodes may have it, NoSuchTask if it is certain that none has (whoever sent it is
+        blamed for that), or any other VerifierError.
+        """
         ...
 
     def score(self, task: Task, answer: str) -> float:

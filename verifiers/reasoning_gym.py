@@ -27,6 +27,7 @@ from verifiers import grammar
 from verifiers.base import (
     MAX_SEED,
     Example,
+    NoSuchTask,
     Task,
     TaskRef,
     UnknownTask,
@@ -94,8 +95,11 @@ class ReasoningGym:
         """The task of `ref`, with a solved example made from a seed that all tasks of the configuration share."""
         if ref.version != self.version:
             raise UnknownTask(f"made with reasoning_gym {ref.version}, this node has {self.version}")
+        try:
+            name = self._name(ref.config)
+        except VerifierError as error:
+            raise NoSuchTask(str(error)) from error
         entry = self._entry(ref)
-        name = self._name(ref.config)
         return Task(
             ref=ref,
             kind=name,

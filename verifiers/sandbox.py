@@ -15,7 +15,7 @@ from typing import Any
 import trio
 from pydantic import TypeAdapter, ValidationError
 
-from verifiers.base import Example, Task, TaskRef, UnknownTask, VerifierError
+from verifiers.base import Example, NoSuchTask, Task, TaskRef, UnknownTask, VerifierError
 from verifiers.codec import FrameError
 from verifiers.command import Commands
 from verifiers.isolation import OUT_OF_MEMORY, environment
@@ -38,6 +38,9 @@ _ATTEMPTS = 2
 memory may have kept it from earlier work. So what it was doing is tried once more, by a worker started for it."""
 
 _QUOTED_LOG = 600
+
+_REPORTED = {"NoSuchTask": NoSuchTask, "UnknownTask": UnknownTask}
+"""What a worker names, beside VerifierError itself."""
 
 _MADE: TypeAdapter[tuple[str, str, str | None, tuple[str, str] | None]] = TypeAdapter(
     tuple[str, str, str | None, tuple[str, str] | None]
@@ -116,7 +119,7 @@ class Worker:
             raise WorkerLost("crashed", "it answered a request that was not asked")
         self.busy = got not in ("ok", "error")
         if got == "error" and len(values) == 2:
-            raise (UnknownTask if values[0] == "UnknownTask" else VerifierError)(str(values[1]))
+            raise _REPORTED.get(str(values[0]), VerifierError)(str(values[1]))
         if got != kind:
             raise WorkerLost("crashed", f"it replied {got!r} where {kind!r} was due")
         return values
@@ -211,7 +214,8 @@ class Sandbox:
         return answer
 
     async def make(self, ref: TaskRef) -> Task:
-        """The task that `ref` names. Raises UnknownTask or VerifierError, also if making it fails or takes too long."""
+        """The task that `ref` names. Raises UnknownTask, NoSuchTask, or VerifierError if making it fails or takes too
+        long."""
         ref.check_range()
         if ref.verifier == COMMAND:
             return await self._commands.make(ref)

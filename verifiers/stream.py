@@ -89,6 +89,10 @@ class TaskStream:
         """Where the stream stands: draws so far, and for each kind the index of the next task to look at."""
         return {_POSITION: self._position} | dict(zip(self.kinds, self._next, strict=True))
 
+    def makes(self, ref: TaskRef) -> bool:
+        """Whether this mix makes tasks such as `ref`: of that verifier, version and configuration."""
+        return any((e.verifier, e.version, e.config) == (ref.verifier, ref.version, ref.config) for e in self._entries)
+
     def restore(self, cursor: Mapping[str, int]) -> None:
         """Go to where a stream was. Kinds that the cursor does not know, because the mix was changed, start anew."""
         self._position = cursor.get(_POSITION, 0)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from verifiers import grammar
-from verifiers.base import Task, TaskRef, UnknownTask, Verifier, VerifierError, extract_answer
+from verifiers.base import NoSuchTask, Task, TaskRef, UnknownTask, Verifier, VerifierError, extract_answer
 from verifiers.isolation import OUT_OF_MEMORY, isolate
 from verifiers.process import Channel, die_with_parent
 from verifiers.registry import load
@@ -92,8 +92,9 @@ def _score(verifier: Verifier, task: Task, completion: str) -> tuple[float, str]
 def _replies(worker: Worker, operation: str, arguments: list[Any]) -> Iterator[Reply]:
     try:
         yield from worker.operations()[operation](*arguments)
-    except (VerifierError, UnknownTask) as error:
-        kind = "UnknownTask" if isinstance(error, UnknownTask) else "VerifierError"
+    except VerifierError as error:
+        kinds = ("NoSuchTask", NoSuchTask), ("UnknownTask", UnknownTask)
+        kind = next((name for name, of in kinds if isinstance(error, of)), "VerifierError")
         yield ("error", kind, str(error))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)

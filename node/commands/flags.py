@@ -20,6 +20,9 @@ _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
     "silo": ("--silo", ("sharing", "silo"), None),
     "log_json": ("--log-json", ("log", "format"), "json"),
     "no_tty": ("--no-tty", ("log", "view"), "plain"),
+    "join": ("--join", ("network", "join"), None),
+    "listen": ("--listen", ("network", "listen"), None),
+    "swarm": ("--swarm", ("network", "swarm"), None),
     "per_task": ("--per-task", ("evaluation", "per_task"), None),
 }
 """Name here: name on the command line, setting, and its value where the flag itself has none."""

@@ -4,8 +4,6 @@ from node import logs
 from node.config_sources import Loaded
 from node.daemon import run
 
-ALONE = "this version has no network yet: the node trains alone, with --silo and without it"
-
 
 def run_node(loaded: Loaded, rounds: int | None) -> int:
     """Run the node in the foreground. Returns the exit status."""
@@ -13,6 +11,6 @@ def run_node(loaded: Loaded, rounds: int | None) -> int:
     logs.configure(config.log)
     if loaded.file is not None:
         logs.get().info("configuration file", path=str(loaded.file))
-    if not config.sharing.silo:
-        logs.get().warning(ALONE)
+    if config.sharing.silo and config.network.join:
+        logs.get().warning("[sharing] silo (--silo) is on: the node trains alone and joins nobody")
     return run(config, rounds)

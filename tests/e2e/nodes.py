@@ -3,30 +3,54 @@
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from node.datadir import DataDir
+from node.identity import Identity
+from node.snapshot import Snapshot, read_snapshot
+
 # Small rounds, so that a test of supervision does not wait for learning.
-QUICK = ("--set", "sharing.local=2", "--set", "sampling.group_size=4", "--set", "storage.min_free_mb=0")
+QUICK = (
+    *("--set", "sharing.local=2", "--set", "sharing.external=0"),
+    *("--set", "sampling.group_size=4", "--set", "storage.min_free_mb=0"),
+)
+
+
+# A networked node that meets only those whose addresses it is given, and keeps all that comes.
+SWARM = (
+    *("--set", "network.mdns=false", "--set", "network.dht=false", "--set", "network.upnp=false"),
+    *("--set", "storage.min_free_mb=0", "--set", "pool.max_groups=1000000", "--set", "pool.per_peer=1000000"),
+)
 
 
 class RunningNode:
-    """One `swarmnode start` and its data directory."""
+    """One `swarmnode start` and its data directory. `before` are words in front of the command line."""
 
-    def __init__(self, data_dir: Path, arguments: tuple[str, ...], log: Path, model: str, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        arguments: tuple[str, ...],
+        log: Path,
+        model: str,
+        env: dict[str, str],
+        before: tuple[str, ...] = (),
+    ) -> None:
         self.data_dir = data_dir
         self.log_path = log
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "node.cli", "start", "--silo", "--data-dir", str(data_dir)),
+                    *(*before, sys.executable, "-m", "node.cli", "start", "--data-dir", str(data_dir)),
                     *("--model", model, "--no-tty", *arguments),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -71,6 +95,34 @@ class RunningNode:
         """Until round `number` stands in metrics.jsonl."""
         self.wait_until(lambda: number in self.rounds())
 
+    def snapshot(self) -> Snapshot | None:
+        """What the node says of its swarm; None while it has not said anything."""
+        return read_snapshot(DataDir(self.data_dir).swarm_path, self.process.pid)
+
+    def is_connected(self, count: int = 1) -> bool:
+        """Whether at least so many other nodes are."""
+        snapshot = self.snapshot()
+        return snapshot is not None and snapshot.connected >= count
+
+    def address(self) -> str:
+        """Where other nodes reach it, once it is known."""
+        self.wait_until(lambda: (snapshot := self.snapshot()) is not None and bool(snapshot.addresses))
+        snapshot = self.snapshot()
+        assert snapshot is not None
+        return snapshot.addresses[0]
+
+    def groups_of(self, origin: "RunningNode") -> dict[bytes, int]:
+        """The groups of a node in this one's pool: what they are, and the round in which they came here."""
+        path = DataDir(self.data_dir).pool_path
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as pool:
+            rows = pool.execute("SELECT digest, round FROM groups WHERE origin = ?", (origin.node_id,))
+            return dict(rows.fetchall())
+
+    @property
+    def node_id(self) -> str:
+        """The node's peer id."""
+        return Identity.load(DataDir(self.data_dir).identity_path).node_id
+
     def children(self, module: str = "") -> list[psutil.Process]:
         """The node's child processes that run `python -m module...`."""
         return [child for child in self._started.children(recursive=True) if module in command_line(child)]
@@ -90,3 +142,13 @@ def command_line(process: psutil.Process) -> str:
 
 
 StartNode = Callable[..., RunningNode]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str = "") -> float:
+    """Poll until `condition()` holds; returns after how many seconds it did."""
+    begun = time.monotonic()
+    while not condition():
+        if time.monotonic() - begun > seconds:
+            pytest.fail(f"waited {seconds} s in vain {what}")
+        time.sleep(0.05)
+    return time.monotonic() - begun

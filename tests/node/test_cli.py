@@ -20,7 +20,20 @@ from rl.pool import SqlitePool
 from tests.node.records import record, scored_group
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("start", "init", "config", "status", "eval", "chat", "export", "doctor", "version")
+COMMANDS = (
+    "start",
+    "init",
+    "config",
+    "status",
+    "id",
+    "peers",
+    "testnet",
+    "eval",
+    "chat",
+    "export",
+    "doctor",
+    "version",
+)
 
 
 def swarmnode(
@@ -52,7 +65,7 @@ def data_dir(tmp_path: Path) -> Path:
         Identity.load_or_create(data.identity_path)
         for number in range(1, 61):
             MetricsFile(data.metrics_path).append(record(number, reward_local=0.0 if number <= 10 else 0.5))
-        with SqlitePool(data.pool_path, 100) as pool:
+        with SqlitePool(data.pool_path, "me") as pool:
             pool.add([scored_group("lcm", "b", rewards=(0.0, 0.0))])
         store = CheckpointStore(data.checkpoints_path)
         for number in (40, 50):
@@ -124,7 +137,7 @@ def test_status_tells_how_far_a_node_is(data_dir: Path, tmp_path: Path) -> None:
 def test_status_tells_how_each_kind_of_its_own_tasks_goes(data_dir: Path, tmp_path: Path) -> None:
     me = Identity.load(data_dir / "identity.key").node_id
     late = scored_group("gcd", "c", rewards=(1.0, 0.5))
-    with SqlitePool(data_dir / "pool.sqlite", 100) as pool:
+    with SqlitePool(data_dir / "pool.sqlite", me) as pool:
         pool.add([replace(late, origin=me, round=60), replace(late, origin="somebody else", round=60)])
         pool.add([replace(scored_group("gcd", "d"), origin=me, round=1)])
     status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
@@ -199,11 +212,23 @@ def test_a_second_node_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_start_without_silo_says_that_it_trains_alone(tmp_path: Path) -> None:
-    path = tmp_path / "node"
-    with DataDir.open(path):
-        result = swarmnode("start", "--model", "tiny", "--data-dir", str(path), "--log-json", cwd=tmp_path)
-    assert any("trains alone" in json.loads(line)["event"] for line in result.stderr.splitlines())
+def test_start_takes_addresses_and_says_which_cannot_be_used(tmp_path: Path) -> None:
+    where = ("--data-dir", str(tmp_path / "node"), "--model", "tiny")
+    joined = ("--join", "/ip4/192.0.2.1/tcp/4747", "--join", "192.0.2.1:4747", "--listen", "/ip4/127.0.0.1/tcp/0")
+    result = swarmnode("start", *where, *joined, "--swarm", "My Swarm", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "(flag --join): '192.0.2.1:4747' is not an address" in result.stderr
+    assert "(flag --swarm)" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "node").exists()
+
+
+def test_peers_and_id_before_the_first_start(tmp_path: Path) -> None:
+    none = swarmnode("peers", "--data-dir", str(tmp_path / "none"), cwd=tmp_path)
+    assert none.returncode == 1
+    assert "no node has run in" in none.stderr
+    made = swarmnode("id", "--data-dir", str(tmp_path / "new"), cwd=tmp_path)
+    assert made.stdout.splitlines()[0] == Identity.load(tmp_path / "new" / "identity.key").node_id
 
 
 def test_the_data_directory_may_be_named_by_set(data_dir: Path, tmp_path: Path) -> None:

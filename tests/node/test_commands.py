@@ -55,6 +55,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--set",
         "sharing.local=4",
         "--set",
+        "sharing.external=0",
+        "--set",
         "storage.min_free_mb=0",
         "--set",
         f"tasks.mix={MIX}",
@@ -227,7 +229,10 @@ def test_doctor_finds_that_a_node_can_run(trained: Path, tmp_path: Path) -> None
         "model",
         "sandbox",
         "pool",
-        "ports",
+        "network",
+        "port",
+        "reach",
+        "mdns",
     } <= states.keys()
     limits = {check["text"].partition(":")[0] for check in json.loads(done.stdout) if check["name"] == "sandbox"}
     assert {"network", "memory"} <= limits

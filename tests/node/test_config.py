@@ -376,3 +376,30 @@ def test_a_run_goes_on_with_its_model_and_that_models_recipe(tmp_path: Path) -> 
     assert "run" in {setting.source.kind for setting in again.settings() if setting.key == "model.name"}
     # What is asked for now counts more.
     assert load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config.model.name == "auto"
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ('network.join=["/ip4/1.2.3.4/tcp/x"]', "is not an address"),
+        ('network.join=["/ip4/192.0.2.1/tcp/4747/p2p/12D3"]', "is not a peer id"),
+        ('network.listen=["/dns4/example.org/tcp/4747"]', "listens on an IP address of its own"),
+        ('network.announce=["/ip4/192.0.2.1/tcp/0"]', "port 0"),
+        ('network.relay=["/ip4/192.0.2.1/tcp/4747"]', "which relay"),
+        ('network.allow=["nobody"]', "`swarmnode id`"),
+        ("network.swarm=UP", "pattern"),
+    ],
+)
+def test_what_is_no_address_or_peer_is_refused_where_it_stands(setting: str, problem: str) -> None:
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=problem) as raised:
+        load([parse_flag(setting)], environ={})
+    assert str(raised.value).startswith(f"{key} = ")
+    assert f"(flag --set {key})" in str(raised.value)
+
+
+def test_addresses_may_come_from_the_environment() -> None:
+    address = "/ip4/192.0.2.1/tcp/4747"
+    config = load(environ={"SWARMNODE_NETWORK__JOIN": f'["{address}"]'}).config
+    assert config.network.join == [address]
+    assert "listen" not in config.network.model_fields_set, "nobody chose a port"

@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from node.identity import Identity, IdentityError
+from p2p.ids import public_key_of
 
 
 def test_it_is_made_once_and_stays(tmp_path: Path) -> None:
@@ -18,7 +19,8 @@ def test_it_is_made_once_and_stays(tmp_path: Path) -> None:
     again = Identity.load_or_create(path)
     assert again.public_bytes == made.public_bytes
     assert again.node_id == made.node_id
-    assert re.fullmatch("[a-z2-7]{16}", made.node_id)
+    assert re.fullmatch("12D3KooW[1-9A-HJ-NP-Za-km-z]{44}", made.node_id)
+    assert public_key_of(made.node_id) == made.public_bytes
     assert len(made.public_bytes) == 32
     assert Identity.load_or_create(tmp_path / "other.key").node_id != made.node_id
     made.key.public_key().verify(again.key.sign(b"text"), b"text")

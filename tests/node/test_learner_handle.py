@@ -62,6 +62,7 @@ async def test_a_round_of_its_life_and_then_it_is_gone(tmp_path: Path) -> None:
         assert seen[-1] == (8, 8, "completions")
         assert groups == await learner.generate(TASKS, Sampling(4, 8), 1)
         assert (await learner.update(scored(groups), 1)).policy_step == 1
+        assert await learner.fits(scored(groups)) == [True, True]
         changed = await learner.generate(TASKS, Sampling(4, 8), 1)
         assert changed[0].completions[0].logprobs != groups[0].completions[0].logprobs
         with trio.CancelScope() as scope:

@@ -36,6 +36,7 @@ KEYS = [
     "batches_sent",
     "batches_received",
     "rejected",
+    "seconds_share",
 ]
 
 

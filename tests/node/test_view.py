@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,12 +18,15 @@ from rich.console import Console
 from node import logs
 from node.config import LogSettings
 from node.live import LiveView, sparkline
+from node.snapshot import Snapshot
 from node.text import clean, printable
 from node.view import NodeInfo, PlainView, open_view
 from tests.node.records import record, scored_group
 
 ROOT = Path(__file__).parents[2]
-INFO = NodeInfo("abcdefghij234567", "my node", "tiny", "cpu", "transformers", "/data", 0, 300)
+PEER = "12D3KooWP5N9ap6sHz5uG7eRFfi8dSvWEGaDD4Dw2LmebELSHR4M"
+SHORT = PEER[-8:]
+INFO = NodeInfo(PEER, "my node", "tiny", "cpu", "transformers", "/data", 0, 300)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]markup[/] \u202egnp.exe\x9b31m\r\n\u200bend"
 
 
@@ -34,15 +38,27 @@ def _logging_as_before() -> Iterator[None]:
     root.handlers, root.level = handlers, level
 
 
-def screen(width: int, height: int, rounds: int = 40, text: str = "42") -> list[str]:
+SWARM = Snapshot(
+    time=0, pid=1, swarm="main", peer_id=PEER, connected=3, mesh=2, sent=12, received=40, groups=130, admitted=118,
+    rejected={"rate": 2, "wrong_prompt": 1},
+)  # fmt: skip
+
+
+def screen(
+    width: int, height: int, rounds: int = 40, text: str = "42", swarm: Snapshot | None = None, **changes: Any
+) -> list[str]:
     """The lines of a live view after some rounds."""
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, color_system=None)
     view = LiveView(console)
     view.started(INFO)
     for number in range(1, rounds + 1):
         groups = [scored_group(f"kind_{kind}", f"{text} prompt", (text, "wrong"), (1.0, 0.0)) for kind in range(9)]
-        view.round_finished(record(number, reward_local=number / rounds, rejected={text: 2}), {}, groups)
+        view.round_finished(
+            record(number, **{"reward_local": number / rounds, "rejected": {text: 2}, **changes}), {}, groups
+        )
         view.log_line(logging.INFO, f"line {number} {text}")
+    if swarm is not None:
+        view.network(swarm)
     view.phase("generate")
     view.progress(24, 64, "completions")
     rendered = io.StringIO()
@@ -55,7 +71,7 @@ def test_it_shows_the_node_its_progress_and_how_well_it_does() -> None:
     lines = screen(100, 40)
     text = "\n".join(lines)
     for expected in (
-        "abcdefghij234567",
+        SHORT,
         "my node",
         "round 40/300",
         "320 tokens/s",
@@ -75,11 +91,21 @@ def test_it_shows_the_node_its_progress_and_how_well_it_does() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60), (40, 10), (20, 5), (5, 2), (1, 1)])
-@pytest.mark.parametrize("rounds", [0, 40])
-def test_it_fits_every_terminal(width: int, height: int, rounds: int) -> None:
-    lines = screen(width, height, rounds)
+@pytest.mark.parametrize(("rounds", "swarm"), [(0, None), (40, None), (0, SWARM), (40, SWARM)])
+def test_it_fits_every_terminal(width: int, height: int, rounds: int, swarm: Snapshot | None) -> None:
+    lines = screen(width, height, rounds, swarm=swarm)
     assert len(lines) <= max(1, height - 1)
     assert all(len(line) <= width for line in lines)
+
+
+def test_it_shows_the_swarm_and_what_came_of_others() -> None:
+    text = "\n".join(
+        screen(80, 24, swarm=SWARM, external_groups=3, reward_external=0.5, reward_local=0.25, rejected={})
+    )
+    assert "3 nodes, mesh 2   sent 12   received 40   admitted 118   rejected 3" in text
+    assert "4 of 8 informative   3 of others, reward 0.500 (own 0.250)" in text
+    assert all(f"kind_{kind} " in text for kind in range(9))
+    assert "nodes" not in "\n".join(screen(80, 24)), "a node alone has no swarm to show"
 
 
 def test_a_small_terminal_has_room_for_nine_kinds_and_the_data_directory() -> None:
@@ -146,6 +172,18 @@ def test_without_a_terminal_a_round_is_one_line(capsys: pytest.CaptureFixture[st
     assert more == "    ·end", "a line break in a text cannot begin a log line"
 
 
+def test_a_round_line_tells_of_others_where_there_is_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_view(LogSettings()) as view:
+        view.round_finished(record(1), {}, [])
+        view.network(SWARM)
+        view.round_finished(record(2, external_groups=3, reward_external=0.5, peers=2), {}, [])
+        view.round_finished(record(3, external_groups=0, peers=2), {}, [])
+    alone, mixed, dry = capsys.readouterr().err.splitlines()
+    assert "external" not in alone
+    assert "external=3 reward_external=0.5 peers=2" in mixed
+    assert "external=0 peers=2" in dry
+
+
 def test_a_long_phase_is_reported_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     logs.configure(LogSettings())
@@ -187,7 +225,7 @@ from node.view import NodeInfo, open_view
 from tests.node.records import record, scored_group
 hostile = {HOSTILE!r}
 with open_view(LogSettings()) as view:
-    view.started(NodeInfo("abcdefghij234567", hostile, "tiny", "cpu", "transformers", "/data", 0, 300))
+    view.started(NodeInfo({PEER!r}, hostile, "tiny", "cpu", "transformers", "/data", 0, 300))
     for number in range(1, 2001):
         view.round_finished(record(number), {{}}, [scored_group(hostile, hostile, (hostile, ""), (1.0, 0.0))])
         view.message("info", f"info {{number}}")
@@ -216,10 +254,10 @@ def test_on_a_terminal_it_is_live_and_does_not_flood() -> None:
     os.close(ours)
     text = output.decode()
     assert "round 2000/300" in text
-    assert "abcdefghij234567" in text
+    assert SHORT in text
     assert "a warning ·[2J" in text
     assert "\x1b]0;owned" not in text
     assert "\x1b[2J" not in text
     assert "\u202e" not in text
     # 2,000 rounds in a moment are a few redraws, not 2,000.
-    assert text.count("abcdefghij234567") < 200
+    assert text.count(SHORT) < 200

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pydantic import TypeAdapter
 from rl.advantage import advantages
 from rl.learner_child import _Server
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from tests.rl.learning import as_text
 from verifiers.base import Task, TaskRef
 from verifiers.codec import MAX_FRAME
 from verifiers.process import Channel, Child, spawn
@@ -80,6 +82,9 @@ async def test_a_life(model_dir: Path, tmp_path: Path) -> None:
         scored = [ScoredGroup(group, "me", 1, rewards, advantages(rewards)) for group in groups]
         answer, _ = await ask(process, "update", groups=TypeAdapter(list[ScoredGroup]).dump_python(scored), seed=1)
         assert TypeAdapter(UpdateStats).validate_python(answer["result"]).policy_step == 1
+        others = [replace(scored[0], group=as_text(scored[0].group)), replace(scored[1], advantages=(0.0,) * 4)]
+        answer, _ = await ask(process, "fits", groups=TypeAdapter(list[ScoredGroup]).dump_python(others))
+        assert answer["result"] == [True, False]
         (tmp_path / "saved").mkdir()
         assert (await ask(process, "save", directory=str(tmp_path / "saved")))[0]["ok"]
         assert (await ask(process, "load", directory=str(tmp_path / "saved")))[0]["ok"]

@@ -1,12 +1,15 @@
 """The round, against small stand-ins for the processes around it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rl.errors import TrainingError
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
-from rl.sapo import Phase, RoundPlan, Sapo, round_seed
+from rl.sapo import MAX_CHOICES, Phase, RoundPlan, Sapo, round_seed
+from rl.selection import Candidate, Uniform
 from verifiers.base import Task, TaskRef, VerifierError
 
 STATS = UpdateStats(
@@ -24,7 +27,7 @@ STATS = UpdateStats(
 
 
 class Surroundings:
-    """Learner, task source, scorer and pool of a round, which remember what they were asked."""
+    """Learner, task source, scorer, pool and swarm of a round, which remember what they were asked."""
 
     def __init__(self) -> None:
         self.drawn = 0
@@ -34,6 +37,37 @@ class Surroundings:
         self.seeds: list[int] = []
         self.unscorable: set[str | None] = set()
         self.diverges = False
+        self.others: dict[int, ScoredGroup] = {}
+        self.asked: list[tuple[int, int]] = []
+        self.settled: list[tuple[set[int], set[int], int]] = []
+        self.too_long: set[int] = set()
+        self.checked: list[ScoredGroup] = []
+        self.shared: list[tuple[list[ScoredGroup], int]] = []
+
+    def receive(self, *origins: str) -> None:
+        """Groups of others, with ids and indices 0, 1, 2 ..."""
+        for key, origin in enumerate(origins):
+            task = Task(TaskRef("v", "1", "{}", 2, key), "sum", f"{key} + 1?", str(key + 1))
+            answers = (Completion("1", True), Completion("2", True))
+            self.others[key] = ScoredGroup(RolloutGroup(task, answers, 0), origin, 1, (1.0, 0.0), (0.5, -0.5))
+
+    async def candidates(self, since: int, reuse: int) -> list[Candidate]:
+        self.asked.append((since, reuse))
+        return [Candidate(key, one.origin, one.round, "sum", 2, 0.5, 0) for key, one in self.others.items()]
+
+    async def take(self, ids: Collection[int]) -> dict[int, ScoredGroup]:
+        return {key: self.others[key] for key in ids}
+
+    async def settle(self, used: Collection[int], refused: Collection[int], number: int) -> None:
+        self.settled.append((set(used), set(refused), number))
+
+    async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
+        self.checked.extend(groups)
+        return [group.group.task.ref.index not in self.too_long for group in groups]
+
+    async def share(self, groups: Sequence[ScoredGroup], number: int, /) -> int:
+        self.shared.append((list(groups), number))
+        return 2
 
     async def draw(self, count: int) -> list[Task]:
         self.drawn += count
@@ -62,9 +96,20 @@ class Surroundings:
         self.trained.extend(groups)
         return STATS
 
-    def sapo(self, *, local: int = 3, seed: int = 5) -> Sapo:
-        plan = RoundPlan("me", local, Sampling(samples=2, max_new_tokens=4), "mean", seed)
-        return Sapo(plan, self, self, self, self, self.phases.append)
+    def sapo(self, **changes: Any) -> Sapo:
+        plan = RoundPlan(
+            origin="me",
+            local=3,
+            external=4,
+            share="all",
+            max_age=20,
+            reuse=1,
+            per_peer=2,
+            sampling=Sampling(samples=2, max_new_tokens=4),
+            advantage="mean",
+            seed=5,
+        )
+        return Sapo(replace(plan, **changes), self, self, self, self, self, Uniform(), self.phases.append)
 
 
 async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_pooled() -> None:
@@ -75,10 +120,61 @@ async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_poole
     assert [group.advantages for group in result.local] == [(0.5, -0.5), (-0.5, 0.5), (0.0, 0.0)]
     assert all(group.origin == "me" and group.round == 7 for group in result.local)
     assert around.trained == around.pooled == list(result.local)
-    assert around.phases == ["draw", "generate", "score", "update"]
+    assert around.phases == ["draw", "generate", "score", "share", "mix", "update"]
     assert result.reward_local == pytest.approx(1 / 3)
     assert result.informative_fraction == pytest.approx(2 / 3)
     assert result.tokens_generated == 3 * 2 * 2
+    assert (result.external, result.reward_external) == ((), None), "alone in the swarm it trains on what there is"
+
+
+async def test_groups_of_others_join_the_update_and_nothing_else() -> None:
+    around = Surroundings()
+    around.receive("a", "a", "a", "b", "c")
+    result = await around.sapo().round(7)
+    assert around.trained == [*result.local, *result.external]
+    assert len(result.external) == 4
+    assert sum(group.origin == "a" for group in result.external) <= 2
+    assert around.pooled == list(result.local)
+    assert around.asked == [(7 - 20, 1)]
+    assert around.settled == [({group.group.task.ref.index for group in result.external}, set(), 7)]
+    assert result.reward_local == pytest.approx(1 / 3), "rewards of others do not count"
+    assert result.reward_external == 0.5
+
+
+async def test_what_does_not_fit_the_model_is_refused_and_others_take_its_place() -> None:
+    around = Surroundings()
+    around.receive(*"abcdefgh")
+    around.too_long = {0, 1, 2, 3, 4}
+    result = await around.sapo().round(1)
+    assert {group.group.task.ref.index for group in result.external} == {5, 6, 7}
+    assert around.settled == [({5, 6, 7}, around.too_long, 1)]
+
+
+async def test_a_pool_full_of_what_does_not_fit_ends_the_search() -> None:
+    around = Surroundings()
+    around.receive(*(f"peer {number}" for number in range(100)))
+    around.too_long = set(range(100))
+    result = await around.sapo().round(1)
+    assert result.external == ()
+    assert result.stats is not None
+    assert len(around.checked) == 4 * MAX_CHOICES
+
+
+async def test_it_shares_what_it_was_told_to_and_trains_on_all() -> None:
+    around = Surroundings()
+    result = await around.sapo(share="informative").round(7)
+    assert around.shared == [([group for group in result.local if group.informative], 7)]
+    assert result.batches_sent == 2
+    assert around.trained == list(result.local)
+
+
+async def test_without_places_for_others_nobody_is_asked() -> None:
+    around = Surroundings()
+    around.receive("a", "b")
+    result = await around.sapo(external=0).round(1)
+    assert result.external == ()
+    assert not around.asked
+    assert not around.settled
 
 
 async def test_a_group_that_cannot_be_scored_is_left_out_and_counted() -> None:
@@ -109,9 +205,12 @@ async def test_a_failed_learning_step_is_told_and_the_round_counts() -> None:
 
 async def test_a_round_done_again_is_the_same_round() -> None:
     first, again, other = Surroundings(), Surroundings(), Surroundings()
-    await first.sapo().round(4)
-    await again.sapo().round(4)
+    for around in (first, again, other):
+        around.receive(*"abcdefgh")
+    results = [await around.sapo(share=0.5).round(4) for around in (first, again)]
     await other.sapo().round(5)
+    assert results[0].external == results[1].external
+    assert first.shared == again.shared
     assert first.seeds == again.seeds
     assert not set(first.seeds) & set(other.seeds)
 
