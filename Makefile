@@ -14,8 +14,9 @@ start: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
+# Most of a test's time goes by in processes that start, so several run at once; ARGS="-n 0" runs them in one process.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

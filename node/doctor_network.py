@@ -1,4 +1,4 @@
-"""The part of `swarmnode doctor` about the network. It connects to nobody and says what this machine knows by itself."""
+"""The part of `swarmnode doctor` about the network. It connects to nobody: what it says, this machine knows."""
 
 import errno
 import importlib
@@ -42,7 +42,11 @@ def check_network(config: Config) -> Iterator[Check]:
         nodes = f"{running.connected} node{'' if running.connected == 1 else 's'}"
         yield Check("port", "ok", f"the node runs in swarm {running.swarm} and is connected to {nodes}")
         places = dialable(running.addresses)
-    yield _reach(config, places)
+    if running is not None and running.reachable_why:
+        state: Literal["ok", "note"] = "ok" if running.reachable == "yes" else "note"
+        yield Check("reach", state, f"{running.reachable}: {running.reachable_why}")
+    else:
+        yield _reach(config, places)
     if config.network.mdns:
         yield _mdns(places)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
 import trio
 
@@ -25,10 +25,12 @@ from node.snapshot import SECONDS, Beat, Snapshot, SnapshotFile
 from node.view import View
 from p2p.addresses import parse_address
 from p2p.host import HostSettings, ListenError, PortTakenError, open_host
+from p2p.host.finding import run_finding
+from p2p.host.host import Host
+from p2p.host.nat import reachable
 from p2p.reasons import Reason
 from p2p.schema import MAX_NAME
 from p2p.swarm import Swarm, SwarmStatus, Watcher, open_swarm
-from p2p.transport import Transport
 from rl.rollouts import ScoredGroup
 from verifiers.base import TaskRef
 from verifiers.sandbox import Sandbox
@@ -92,7 +94,9 @@ async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]
         ):
             beat = Beat()
             nursery.start_soon(beat.run)
-            nursery.start_soon(_report, swarm, beat, file, view)
+            host = cast(Host, swarm.transport)
+            nursery.start_soon(run_finding, host, config.network, swarm.finder.found, view.message)
+            nursery.start_soon(_report, swarm, host, beat, file, view)
             try:
                 yield swarm
             finally:
@@ -123,7 +127,7 @@ class _Arrivals:
 
 
 @asynccontextmanager
-async def _listening(wiring: Wiring, watcher: Watcher) -> AsyncIterator[Transport]:
+async def _listening(wiring: Wiring, watcher: Watcher) -> AsyncIterator[Host]:
     """The host. Where nobody chose a port and the usual one is taken, it is another. Raises NetworkError."""
     network = wiring.config.network
     settings = HostSettings(
@@ -151,21 +155,28 @@ async def _listening(wiring: Wiring, watcher: Watcher) -> AsyncIterator[Transpor
         yield host
 
 
-async def _report(swarm: Swarm, beat: Beat, file: SnapshotFile, view: View) -> NoReturn:
+async def _report(swarm: Swarm, host: Host, beat: Beat, file: SnapshotFile, view: View) -> NoReturn:
     """Tell view and file how things stand, and the operator of what was refused."""
     refusals = Refusals(view.message)
     while True:
-        snapshot = snapshot_of(swarm.status(), beat)
+        snapshot = snapshot_of(swarm.status(), reachable(host), beat)
         view.network(snapshot)
         refusals.tell(snapshot.rejected, trio.current_time())
         await file.write(snapshot)
         await trio.sleep(SECONDS)
 
 
-def snapshot_of(status: SwarmStatus, beat: Beat) -> Snapshot:
-    """What stands in `swarm.json`."""
+def snapshot_of(status: SwarmStatus, reach: tuple[str, str], beat: Beat) -> Snapshot:
+    """What stands in `swarm.json`. `reach` is whether others can dial this node, and how that is known."""
     return Snapshot.model_validate(
-        {"time": round(time.time(), 3), "pid": os.getpid(), **asdict(status), "lag_ms": beat.lag().model_dump()}
+        {
+            "time": round(time.time(), 3),
+            "pid": os.getpid(),
+            **asdict(status),
+            "reachable": reach[0],
+            "reachable_why": reach[1],
+            "lag_ms": beat.lag().model_dump(),
+        }
     )
 
 

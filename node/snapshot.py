@@ -56,7 +56,8 @@ class Snapshot(_Model):
     """The swarm as this node sees it at `time` (seconds since 1970). Counts are since its start.
 
     `addresses` are those under which it may be reached, each with its peer id. `sent`, `received` and `recovered` (by
-    catch-up) are batches; `groups` came in them, and `admitted` of these were good.
+    catch-up) are batches; `groups` came in them, and `admitted` of these were good. `reachable` says whether others
+    anywhere can dial it: yes, no or unknown.
     """
 
     time: float
@@ -64,6 +65,8 @@ class Snapshot(_Model):
     swarm: str
     peer_id: str
     addresses: list[str] = []
+    reachable: str = "unknown"
+    reachable_why: str = ""
     connected: int = 0
     mesh: int = 0
     sent: int = 0

@@ -159,6 +159,7 @@ def _swarm_rows(swarm: Snapshot) -> list[tuple[str, str]]:
     return [
         ("swarm", f"{swarm.swarm}: {nodes}, {swarm.mesh} in the mesh{old}"),
         *[("address", address) for address in swarm.addresses],
+        ("reachable", f"{swarm.reachable}: {swarm.reachable_why}" if swarm.reachable_why else swarm.reachable),
         ("batches", f"{swarm.sent} sent, {swarm.received} received, {swarm.duplicates} of them more than once"),
         ("groups", f"{swarm.groups} received, {swarm.admitted} admitted"),
         ("rejected", f"{refused} ({reasons})" if refused else "nothing"),

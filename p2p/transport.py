@@ -50,7 +50,7 @@ class Stream(Protocol):
         ...
 
     async def receive(self, limit: int) -> bytes:
-        """The next frame, of at most `limit` bytes. Raises TransportError; FrameTooLong, one of them, for a longer one."""
+        """The next frame, of at most `limit` bytes. Raises TransportError, for a longer one FrameTooLong."""
         ...
 
 

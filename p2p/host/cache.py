@@ -136,4 +136,6 @@ class Link:
     # Counted from heartbeat to heartbeat.
     asked: int = 0
     answered: int = 0
+    control: int = 0
+    useless: int = 0
     scolded: bool = False

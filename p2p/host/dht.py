@@ -147,9 +147,8 @@ class _View:
         return self._store
 
     def get_connected_peers(self) -> list[Any]:
-        """Those that answer the DHT's protocol."""
-        peers = [connection.peer for connection in self._host.connections()]
-        return [parse_peer(peer) for peer in peers if str(PROTOCOL_ID) in self._host.protocols(peer)]
+        """Those to ask first, whatever they were heard to speak: that may be old, and costs little to find out."""
+        return [parse_peer(connection.peer) for connection in self._host.connections()]
 
     def set_stream_handler(self, protocol: str, handler: Any) -> None:
         """Not from within: see `Dht.answer`."""

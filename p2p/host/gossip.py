@@ -48,6 +48,9 @@ _UNWANTED_BEATS = 3
 _MAX_UNWANTED = 1000
 _PROMISE_SECONDS = 5.0
 _MAX_PROMISES = 10_000
+_MAX_CONTROL = 20_000  # entries and ids of one peer's control messages between two heartbeats; 10 ms of work
+_CONTROL_FLOOD = 5 * _MAX_CONTROL
+_MAX_USELESS = 5_000  # messages of one peer that are of no use, between two heartbeats
 
 
 @dataclass
@@ -125,12 +128,15 @@ class Gossip:
             message = Message.of(raw)
             topic = self.topics.get(message.topic)
             if topic is None:
+                self._useless(link)
                 return
             self._promises.pop(message.id, None)
             if message.id in self._seen:
+                self._useless(link)
                 return
             origin = self._name(message.origin)
             if origin == self.own or self._refused(origin):
+                self._useless(link)
                 return
             message.verify()
         except Malformed as error:
@@ -146,6 +152,12 @@ class Gossip:
             self._pass_on(message, topic, {link.peer, origin})
         elif verdict is Verdict.REJECT:
             self.marks[link.peer].invalid += 1
+
+    def _useless(self, link: Link) -> None:
+        """A message that was here before, or that this node has no use for. Raises Malformed far beyond any need."""
+        link.useless += 1
+        if link.useless > _MAX_USELESS:
+            raise Malformed("a flood of messages that are of no use")
 
     def _judge(self, topic: Topic, peer: str, data: bytes) -> Verdict:
         try:
@@ -199,7 +211,12 @@ class Gossip:
                 self._fill(topic)
 
     def control(self, link: Link, control: Any) -> None:
-        """A peer's control message. Raises Malformed."""
+        """A peer's control message; what is beyond any need in it is not looked at. Raises Malformed."""
+        link.control += _work(control)
+        if link.control > _CONTROL_FLOOD:
+            raise Malformed("a flood of control messages")
+        if link.control > _MAX_CONTROL:
+            return
         score = self.marks.score(link.peer)
         for graft in control.graft:
             self._grafted(link, graft.topicID, score)
@@ -279,7 +296,7 @@ class Gossip:
             del self._promises[message_id]
         for link in self.links.values():
             self._offer_missed(link)
-            link.asked = link.answered = 0
+            link.asked = link.answered = link.control = link.useless = 0
             link.scolded = False
             link.backoff = {topic: until for topic, until in link.backoff.items() if until > now}
             while link.unwanted and next(iter(link.unwanted.values())) < self._beat:
@@ -337,6 +354,15 @@ class Gossip:
         if ids:
             for link in random.sample(others, min(len(others), count)):
                 link.outbox.push(ihave_frame(name, ids))
+
+
+def _work(control: Any) -> int:
+    """Entries and ids in a control message, counted without a look at each where there are too many."""
+    lists = control.ihave, control.iwant, control.idontwant
+    entries = len(control.graft) + len(control.prune) + sum(map(len, lists))
+    if entries <= _MAX_CONTROL:
+        entries += sum(len(entry.messageIDs) for part in lists for entry in part)
+    return entries
 
 
 def _checked(message_id: Any) -> bytes:

@@ -172,7 +172,6 @@ class RelayServer:
                 message = await pipe.message(HopMessage)
             if message.type == HopMessage.RESERVE:
                 await pipe.say(self._place(peer))
-                await stream.close()
             elif message.type == HopMessage.CONNECT:
                 await self._carry(peer, pipe, message)
             else:
@@ -225,19 +224,11 @@ class RelayServer:
 
     async def _bridge(self, source: str, target: str, pipe: Pipe) -> None:
         try:
-            with trio.fail_after(DIAL_SECONDS):
-                other = Pipe(await self._host._open_stream(target, (STOP,)))
-        except Exception as error:
+            other = await self._bring(source, target)
+        except TransportError:
             await pipe.say(_status(Status.CONNECTION_FAILED))
-            raise TransportError(f"{target[-8:]} takes no connection: {error}") from error
+            raise
         try:
-            with trio.fail_after(DIAL_SECONDS):
-                by = PeerId(id=parse_peer(source).to_bytes())
-                await other.say(StopMessage(type=StopMessage.CONNECT, peer=by, limit=_LIMIT))
-                answer = await other.message(StopMessage)
-            if answer.status != Status.OK:
-                await pipe.say(_status(Status.CONNECTION_FAILED))
-                return
             accepted = _status(Status.OK)
             accepted.limit.CopyFrom(_LIMIT)
             await pipe.say(accepted)
@@ -247,6 +238,26 @@ class RelayServer:
                     nursery.start_soon(_pump, other, pipe, nursery.cancel_scope)
         finally:
             await other.aclose()
+
+    async def _bring(self, source: str, target: str) -> Pipe:
+        """Ask `target` to take a connection from `source`. Raises TransportError."""
+        pipe: Pipe | None = None
+        agreed = False
+        try:
+            with trio.fail_after(DIAL_SECONDS):
+                pipe = Pipe(await self._host._open_stream(target, (STOP,)))
+                by = PeerId(id=parse_peer(source).to_bytes())
+                await pipe.say(StopMessage(type=StopMessage.CONNECT, peer=by, limit=_LIMIT))
+                answer = await pipe.message(StopMessage)
+            agreed = answer.type == StopMessage.STATUS and answer.status == Status.OK
+        except Exception as error:
+            raise TransportError(f"{target[-8:]} takes no connection: {type(error).__name__} {error}") from error
+        finally:
+            if pipe is not None and not agreed:
+                await pipe.aclose()
+        if not agreed:
+            raise TransportError(f"{target[-8:]} takes no connection")
+        return pipe
 
 
 async def _pump(source: Pipe, sink: Pipe, both: trio.CancelScope) -> None:

@@ -9,6 +9,6 @@ T = TypeVar("T")
 
 
 async def in_thread(action: Callable[..., T], *arguments: object) -> T:
-    """`action(*arguments)` in a worker thread. Cancelled, the thread is left to finish by itself, and its result lost."""
+    """`action(*arguments)` in a worker thread. Cancelled, it leaves the thread to finish alone, its result lost."""
     # The stubs that libp2p brings along for trio are older than trio.
     return await trio.to_thread.run_sync(action, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]

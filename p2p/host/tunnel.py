@@ -26,6 +26,7 @@ class Pipe:
         self._stream = stream
         self._reader = Reader(stream)
         self.closed = trio.Event()
+        self._is_tunnel = False
 
     async def message(self, kind: type[M]) -> M:
         """The next control message. Raises TransportError."""
@@ -53,6 +54,7 @@ class Pipe:
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """As of trio.abc.ReceiveStream; b"" at the end, however it came."""
+        self._is_tunnel = True
         most = max_bytes or _CHUNK
         try:
             await self._reader.wait()
@@ -66,16 +68,17 @@ class Pipe:
 
     async def send_all(self, data: bytes) -> None:
         """As of trio.abc.SendStream."""
+        self._is_tunnel = True
         try:
             await self._stream.write(data)
         except Exception as error:
             raise trio.BrokenResourceError(str(error)) from error
 
     async def aclose(self) -> None:
-        """Break the stream off, in both directions: a connection ends as a whole."""
+        """Close the stream. One that has become a connection is broken off in both directions: it ends as a whole."""
         if not self.closed.is_set():
             self.closed.set()
-            await finish(self._stream, clean=False)
+            await finish(self._stream, clean=not self._is_tunnel)
 
 
 class _Tunnel(Socket):

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -23,11 +24,25 @@ def gone(processes: list[psutil.Process], seconds: float = 5) -> bool:
     return not alive
 
 
+def sockets_of(process: psutil.Process) -> list[Any]:
+    """A process's sockets of the internet protocols; none of one that has just ended."""
+    try:
+        return list(process.net_connections(kind="inet"))
+    except psutil.Error:
+        return []
+
+
 def test_a_run_of_three_rounds_leaves_three_records_and_no_process(start_node: StartNode) -> None:
-    node = start_node("--rounds", "3", *QUICK)
+    # Every import of node and learner is in the log, the worker's is its own.
+    node = start_node("--rounds", "3", *QUICK, env={"PYTHONPROFILEIMPORTTIME": "1"})
     node.wait_for_round(1)
     children = node.children()
+    sockets = [s for process in (psutil.Process(node.process.pid), *children) for s in sockets_of(process)]
+    assert not sockets, "alone, it opens no network"
     assert node.wait() == 0
+    imported = {line.rpartition("|")[2].strip() for line in node.log().splitlines() if "import time:" in line}
+    assert "node.daemon" in imported
+    assert not imported & {"libp2p", "node.network", "p2p.swarm"}
     records = node.records()
     assert [record["round"] for record in records] == [1, 2, 3]
     assert all(list(record) == list(Record.model_fields) for record in records)

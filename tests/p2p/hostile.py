@@ -80,6 +80,11 @@ class HostilePeer:
         """The yamux connection with the victim."""
         return self.host.get_network().get_connections(self.victim)[0].muxed_conn
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the victim has not hung up."""
+        return any(not conn.muxed_conn.is_closed for conn in self.host.get_network().get_connections(self.victim))
+
     async def raw_meshsub(self, data: bytes) -> None:
         """Write raw bytes on the gossip stream, opening it if need be."""
         with trio.fail_after(10):

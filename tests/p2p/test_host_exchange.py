@@ -129,7 +129,7 @@ async def test_connecting_is_idempotent_and_checks_who_answers() -> None:
             a.address,
             "nonsense",
             "/ip4/127.0.0.1/tcp/1/p2p/nonsense",
-            b.address.partition("/p2p")[0],
+            f"{b.address}/nonsense",
         ):
             with pytest.raises(TransportError):
                 await a.host.connect(wrong)

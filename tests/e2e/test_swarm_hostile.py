@@ -1,0 +1,267 @@
+"""A node among peers that mean harm: each attack is refused for its reason and ends in a ban, and the rounds go on."""
+
+import os
+import struct
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import psutil
+import pytest
+import trio
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_varint_prefixed
+
+from node.snapshot import PeerRow, Snapshot
+from p2p.gossip import topic_of
+from p2p.serving import PROTOCOL, list_frame
+from p2p.wire import WireGroup, seal
+from tests.e2e.nodes import RunningNode, StartNode
+from tests.p2p.forging import batch, forge, frame, tree
+from tests.p2p.hostile import HostilePeer, hostile_peer, peer_bytes
+from tests.p2p.hosts import until
+from rl.rollouts import Completion
+from verifiers.base import TaskRef
+from verifiers.sandbox import open_sandbox
+from verifiers.settings import VerifierSettings
+
+pytestmark = pytest.mark.slow
+
+LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
+TOPIC = topic_of("main", 0)
+TRIES = 40
+BOMB = zlib.compress(bytes(100_000_000))
+
+_numbers = count(int(time.time() * 1e6))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of a task that may be trained on, and of one that may not; the prompts are right."""
+
+    good: WireGroup
+    held_out: WireGroup
+
+
+async def some_groups() -> Groups:
+    """By this machine's own verifier, as every node makes them."""
+    found: dict[bool, WireGroup] = {}
+    async with open_sandbox(VerifierSettings()) as sandbox:
+        config, version = await sandbox.canonical("reasoning_gym", {"dataset": "gcd", "max_value": 30})
+        for index in count():
+            ref = TaskRef("reasoning_gym", version, config, 1, index)
+            task = await sandbox.make(ref)
+            answers = tuple(Completion(answer, True) for answer in ("1", "2"))
+            found.setdefault(task.held_out, WireGroup(ref, task.prompt, answers, 1))
+            if len(found) == 2:
+                break
+    return Groups(found[False], found[True])
+
+
+class Attacker:
+    """A hostile peer that is connected to the victim, and what it attacks with."""
+
+    def __init__(self, evil: HostilePeer, groups: Groups, address: str) -> None:
+        self.evil = evil
+        self.groups = groups
+        self.address = address
+
+    def sealed(self, *groups: WireGroup, sequence: int | None = None, **changes: Any) -> bytes:
+        """A sound batch of its own."""
+        changes.setdefault("created", time.time())
+        return seal(self.evil.key, batch(sequence or next(_numbers), groups or [self.groups.good], **changes)).data
+
+    def forged(self, **changes: Any) -> bytes:
+        """A batch of its own with other fields than there should be, rightly signed."""
+        content = tree(batch(next(_numbers), [self.groups.good], created=time.time()))
+        return forge(content | changes, self.evil.key)
+
+    def with_logprobs(self, data: bytes) -> bytes:
+        content = tree(batch(next(_numbers), [self.groups.good], created=time.time()))
+        content["groups"][0]["completions"][0]["logprobs"] = data
+        return forge(content, self.evil.key)
+
+    async def publish(self, *envelopes: bytes) -> None:
+        messages = [self.evil.message(TOPIC, data) for data in envelopes]
+        await self.evil.rpc(rpc_pb2.RPC(publish=messages))
+
+    async def ask(self, *frames: bytes) -> None:
+        """Frames to the victim's catch-up."""
+        stream = await self.evil.host.new_stream(self.evil.victim, [PROTOCOL])
+        for data in frames:
+            await stream.write(len(data).to_bytes(4, "big") + data)
+        await stream.close()
+
+    async def overheard(self) -> bytes:
+        """An envelope that the victim has passed on or sent."""
+        await self.evil.join(TOPIC)
+        await until(lambda: any(rpc.publish for rpc in self.evil.received))
+        return bytes(next(rpc.publish[0].data for rpc in self.evil.received if rpc.publish))
+
+
+Attack = Callable[[Attacker], Awaitable[object]]
+
+
+async def twice(a: Attacker) -> None:
+    """Two batches under one number."""
+    number = next(_numbers)
+    await a.publish(a.sealed(sequence=number), a.sealed(sequence=number, model="other"))
+
+
+async def replay(a: Attacker) -> None:
+    envelope = await a.overheard()
+    for _ in range(10):
+        await a.publish(*[envelope] * 20)
+
+
+async def flood(a: Attacker, **changes: Any) -> None:
+    """A thousand batches a second."""
+    for _ in range(10):
+        await a.publish(*[a.sealed(**changes) for _ in range(20)])
+        await trio.sleep(0.02)
+
+
+async def echo_flood(a: Attacker) -> None:
+    """The same gossip message, again and again."""
+    message = a.evil.message(TOPIC, a.sealed())
+    message.data = b""
+    message = a.evil.message(TOPIC, b"", signed=False, seqno=bytes(8))
+    await a.evil.rpc(rpc_pb2.RPC(publish=[message] * 5000))
+
+
+async def unknown_topics(a: Attacker) -> None:
+    await a.evil.rpc(rpc_pb2.RPC(publish=[a.evil.message("elsewhere", b"", signed=False)] * 6000))
+
+
+async def control_storm(a: Attacker) -> None:
+    ids = [bytes(2)] * 100_000
+    await a.evil.control(
+        ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=ids)], iwant=[rpc_pb2.ControlIWant(messageIDs=ids)]
+    )
+
+
+async def sessions(a: Attacker) -> None:
+    for _ in range(20):
+        await a.ask(list_frame(600, 1, [0]))
+
+
+def spoofed_envelope(a: Attacker) -> bytes:
+    """In another's name."""
+    version, _, payload, signature = msgpack.unpackb(a.sealed())
+    other = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    return bytes(msgpack.packb([version, other, payload, signature]))
+
+
+ATTACKS: dict[str, tuple[str, Attack]] = {
+    "random bytes": ("decode", lambda a: a.publish(b"\xc1" + os.urandom(200))),
+    "garbage for protobuf": ("protocol", lambda a: a.evil.raw_meshsub(encode_varint_prefixed(b"\xff" * 60))),
+    "nonsense in protobuf": (
+        "protocol",
+        lambda a: a.evil.control(iwant=[rpc_pb2.ControlIWant(messageIDs=[bytes(500)])]),
+    ),
+    "a tampered message": ("protocol", lambda a: a.evil.publish_raw(TOPIC, a.sealed(), tampered=True)),
+    "an unsigned message": ("protocol", lambda a: a.evil.publish_raw(TOPIC, a.sealed(), signed=False)),
+    "a spoofed message": (
+        "protocol",
+        lambda a: a.evil.publish_raw(TOPIC, a.sealed(), origin=peer_bytes(Ed25519PrivateKey.generate())),
+    ),
+    "a tampered envelope": ("signature", lambda a: a.publish(a.sealed()[:-1] + b"!")),
+    "a spoofed envelope": ("signature", lambda a: a.publish(spoofed_envelope(a))),
+    "a replayed envelope": ("replay", replay),
+    "a compression bomb": ("decode", lambda a: a.publish(frame(BOMB, a.evil.key))),
+    "a message of 10 MB": ("protocol", lambda a: a.evil.raw_meshsub(encode_varint_prefixed(bytes(10_000_000)))),
+    "an envelope of 300 KB": ("too_large", lambda a: a.publish(bytes(300_000))),
+    "deeply nested msgpack": ("decode", lambda a: a.publish(forge(b"\x91" * 100_000, a.evil.key))),
+    "NaN": ("schema", lambda a: a.publish(a.with_logprobs(struct.pack(">f", float("nan"))))),
+    "10,000 groups": ("schema", lambda a: a.publish(a.forged(groups=[{}] * 10_000))),
+    "another swarm": ("wrong_swarm", lambda a: a.publish(a.sealed(swarm="other"))),
+    "two batches under one number": ("equivocation", twice),
+    "a task that does not exist": (
+        "no_such_task",
+        lambda a: a.publish(
+            a.sealed(replace(a.groups.good, ref=replace(a.groups.good.ref, config='{"dataset":"nonsense"}')))
+        ),
+    ),
+    "a wrong prompt": ("wrong_prompt", lambda a: a.publish(a.sealed(replace(a.groups.good, prompt="1 + 1 = ?")))),
+    "a held-out task": ("held_out", lambda a: a.publish(a.sealed(a.groups.held_out))),
+    "a flood": ("rate", flood),
+    "a flood of old batches": ("rate", lambda a: flood(a, created=time.time() - 10 * 86400)),
+    "a flood of what nobody subscribed to": ("protocol", unknown_topics),
+    "a storm of control messages": ("protocol", control_storm),
+    "garbage for catch-up": ("protocol", lambda a: a.ask(b"\xff" * 100)),
+    "a catch-up request of 10 MB": ("protocol", lambda a: a.ask(bytes(10_000_000))),
+    "a flood of catch-up requests": ("protocol", sessions),
+}
+"""By name: the reason that is counted, and the attack, which is repeated until the peer is banned."""
+
+
+async def repeat(a: Attacker, attack: Attack) -> None:
+    """Until the victim has hung up."""
+    for _ in range(TRIES):
+        if not a.evil.is_connected:
+            return
+        # Streams are reset, and the connection is cut in the middle of anything.
+        try:
+            with trio.move_on_after(3):
+                await attack(a)
+        except Exception:  # noqa: BLE001  libp2p raises many kinds
+            await trio.sleep(0.05)
+        await trio.sleep(0.05)
+    await until(lambda: not a.evil.is_connected, 3)
+
+
+@asynccontextmanager
+async def attacker(groups: Groups, address: str, key: Ed25519PrivateKey | None = None) -> AsyncIterator[Attacker]:
+    async with hostile_peer(key) as evil:
+        await evil.connect(address)
+        yield Attacker(evil, groups, address)
+
+
+def test_x(start_node: StartNode, tmp_path: Path) -> None:
+    victim = start_node(*LISTEN, data_dir=tmp_path / "victim", silo=False)
+    honest = start_node(*LISTEN, "--join", victim.address(), data_dir=tmp_path / "honest", silo=False)
+    victim.wait_until(lambda: (s := victim.snapshot()) is not None and s.received > 5)
+
+    async def main() -> None:
+        groups = await some_groups()
+        process = psutil.Process(victim.process.pid)
+        address = victim.address()
+        rss0 = process.memory_info().rss
+        only = os.environ.get("ONLY")
+        for name, (reason, attack) in ATTACKS.items():
+            if only and only not in name:
+                continue
+            rounds, rss, t = len(victim.rounds()), process.memory_info().rss, time.time()
+            cpu = process.cpu_times()
+            gone = True
+            async with attacker(groups, address) as a:
+                try:
+                    await repeat(a, attack)
+                except trio.TooSlowError:
+                    gone = False
+                el = time.time() - t
+            c2 = process.cpu_times()
+            seen = time.time()
+            while victim.snapshot().time < seen:
+                await trio.sleep(0.05)
+            s = victim.snapshot()
+            rows = {row.peer: row for row in s.peers}
+            row = rows.get(a.evil.peer_id)
+            print(
+                f"{name:38} {reason:12} gone={gone} {el:.1f}s rounds+{len(victim.rounds()) - rounds} rss{(process.memory_info().rss - rss) / 1e6:+.1f}MB cpu {c2.user + c2.system - cpu.user - cpu.system:.1f} lag {s.lag_ms}"
+                f" banned={row and row.banned_seconds:.0f} {row and row.rejected}",
+                flush=True,
+            )
+        print("rss", (process.memory_info().rss - rss0) / 1e6)
+        h = {r.peer: r for r in s.peers}[honest.node_id]
+        print(h)
+        print(honest.snapshot().rejected)
+
+    trio.run(main)

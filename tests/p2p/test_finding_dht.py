@@ -1,0 +1,144 @@
+"""The DHT of real hosts on loopback, and what a peer can do to it."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import trio
+from libp2p.kad_dht.common import PROTOCOL_ID
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.utils import encode_varint_prefixed
+
+from p2p.discovery import Finder
+from p2p.host import dht as dht_module
+from p2p.host import run_finding
+from p2p.host.dht import MAX_PROVIDERS, PEER_STREAMS, Dht, key_of
+from p2p.peerbook import PeerBook
+from p2p.settings import NetworkSettings
+from p2p.transport import TransportError
+from tests.p2p.hosts import Node, running, until
+
+
+@asynccontextmanager
+async def star(size: int) -> AsyncIterator[list[Node]]:
+    """Nodes that are all connected with the first, and know what it speaks."""
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(running()) for _ in range(size)]
+        for node in nodes[1:]:
+            await node.host.connect(nodes[0].address)
+        yield nodes
+
+
+async def ask(node: Node, victim: Node, *messages: Any) -> list[Any]:
+    """Send messages on one stream of the DHT; returns the answers until the stream ends."""
+    stream = await node.host._open_stream(victim.host.peer_id, (str(PROTOCOL_ID),))
+    answers = []
+    try:
+        for message in messages:
+            await stream.write(encode_varint_prefixed(message.SerializeToString()))
+            length = shift = 0
+            while True:
+                byte = await stream.read(1)
+                length |= (byte[0] & 0x7F) << shift
+                shift += 7
+                if byte[0] < 0x80:
+                    break
+            body = b""
+            while len(body) < length:
+                body += await stream.read(length - len(body))
+            answer = Message()
+            answer.ParseFromString(body)
+            answers.append(answer)
+    except Exception:  # noqa: BLE001  the end of the stream, in whatever way
+        return answers
+    finally:
+        await stream.reset()
+    return answers
+
+
+async def test_nodes_that_know_one_find_all_of_their_swarm_and_none_of_another() -> None:
+    async with star(5) as nodes:
+        tables = [Dht(node.host, "other" if node is nodes[4] else "main", 64) for node in nodes]
+        for table in tables:
+            await table.look()
+        found = {address.rpartition("/")[2] for address in await tables[1].look()}
+        assert found == {nodes[number].host.peer_id for number in (0, 2, 3)}
+        assert not any(node.watcher.offences for node in nodes)
+
+
+async def test_values_and_providers_of_other_keys_are_not_kept() -> None:
+    async with star(2) as (victim, evil):
+        table = Dht(victim.host, "main", 64)
+        put = Message(type=Message.PUT_VALUE, key=b"/pk/x")
+        put.record.key, put.record.value = b"/pk/x", b"v" * 1000
+        assert await ask(evil, victim, put) == []
+        put.key = put.record.key = b"no namespace"
+        assert await ask(evil, victim, put) == []
+        assert table._kad.value_store.size() == 0
+        for key, kept in ((key_of("other"), 0), (key_of("main"), 1)):
+            provide = Message(type=Message.ADD_PROVIDER, key=key)
+            provider = provide.providerPeers.add()
+            provider.id = evil.host.libp2p.get_id().to_bytes()
+            provider.addrs.append(evil.host.libp2p.get_addrs()[0].to_bytes())
+            get = Message(type=Message.GET_PROVIDERS, key=key)
+            answers = await ask(evil, victim, provide, get)
+            assert len(answers[1].providerPeers) == kept
+
+
+async def test_garbage_silence_and_floods_end_their_stream_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_module, "STREAM_SECONDS", 0.5)
+    async with star(2) as (victim, evil):
+        table = Dht(victim.host, "main", 64)
+        find = Message(type=Message.FIND_NODE, key=victim.host.libp2p.get_id().to_bytes())
+        assert 0 < len(await ask(evil, victim, *[find] * 200)) < 100
+        for garbage in (b"\xff" * 20, b"\x80\x94\xeb\xdc\x03 a gigabyte", b"\x04\xff\xff\xff\xff"):
+            stream = await evil.host._open_stream(victim.host.peer_id, (str(PROTOCOL_ID),))
+            await stream.write(garbage)
+        for _ in range(3 * PEER_STREAMS):
+            with suppress(MultiselectClientError):  # those beyond are reset at once
+                await evil.host._open_stream(victim.host.peer_id, (str(PROTOCOL_ID),))
+        await until(lambda: not table._open)
+        assert len(await ask(evil, victim, find)) == 1
+
+
+async def test_the_number_of_providers_is_bounded() -> None:
+    async with running() as node:
+        store = Dht(node.host, "main", 64)._kad.provider_store
+        from libp2p.crypto.ed25519 import create_new_key_pair
+        from libp2p.peer.id import ID
+        from libp2p.peer.peerinfo import PeerInfo
+
+        for number in range(2 * MAX_PROVIDERS):
+            peer = ID.from_pubkey(create_new_key_pair(number.to_bytes(32, "big")).public_key)
+            store.add_provider(key_of("main"), PeerInfo(peer, []))
+        assert len(store._known) == MAX_PROVIDERS
+        assert len(store.get_providers(key_of("main"))) == 20
+
+
+async def test_a_node_that_joins_one_is_connected_with_the_others_through_the_dht(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dht_module, "FIRST_SECONDS", 0.2)
+    async with running() as hub, running() as first, running() as second, trio.open_nursery() as nursery:
+        for node in (hub, first, second):
+            settings = NetworkSettings(join=[] if node is hub else [hub.address], mdns=False, upnp=False)
+            finder = Finder(node.host, settings, PeerBook(None, print), print)
+            nursery.start_soon(finder.run)
+            nursery.start_soon(run_finding, node.host, settings, finder.found, print)
+        await until(lambda: all(len(node.host.connections()) == 2 for node in (hub, first, second)))
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_address_without_a_peer_id_leads_to_whoever_answers() -> None:
+    async with running() as one, running() as other:
+        place = other.address.partition("/p2p/")[0]
+        assert await one.host.connect(place) == other.host.peer_id
+        assert [connection.peer for connection in one.host.connections()] == [other.host.peer_id]
+        own = one.address.partition("/p2p/")[0]
+        assert await one.host.connect(own) == one.host.peer_id
+        assert len(one.host.connections()) == 1
+        with pytest.raises(TransportError, match="known"):
+            await one.host.connect("/ip4/127.0.0.1/tcp/1")
+        assert not one.watcher.offences + other.watcher.offences
