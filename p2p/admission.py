@@ -194,6 +194,7 @@ class Admission:
         if envelope.origin == self._own:
             # Of before a restart, perhaps: catch-up need not ask for it again.
             self._refused.put(envelope.id, None)
+            self._copies.put(copy, None)
             return Verdict.IGNORE
         if envelope.batch.swarm != self._swarm:
             self.blame(forwarder, Reason.WRONG_SWARM)
@@ -214,6 +215,8 @@ class Admission:
         if (reason := self._unwelcome(envelope)) is not None:
             self._refused.put(envelope.id, None)
             self._count(origin, reason)
+            if not requested:
+                self._lose_patience(origin, forwarder)
             return Verdict.IGNORE
         before = self._sequences.get(place)
         if before == envelope.id or envelope.id in self._refused:
@@ -241,7 +244,8 @@ class Admission:
             self._count(loser, Reason.OVERLOADED)
         self._ids.put(envelope.id, None)
         self._sequences.put(place, envelope.id)
-        self._neighbour(forwarder).delivered.put(copy, None)
+        if not requested:  # what catch-up was faster to bring may come by gossip still, once
+            self._neighbour(forwarder).delivered.put(copy, None)
         for counts in (self.counts, self._counts(origin)):
             counts.received += 1
             counts.groups += len(envelope.batch.groups)
@@ -273,10 +277,15 @@ class Admission:
 
     def _in_time(self, origin: str, forwarder: str) -> bool:
         """Whether the origin's rate allows one batch more. Who passes on far too many is blamed."""
-        limits, now = self._origin(origin), self._clock()
-        if limits.batches.take(now):
+        if self._origin(origin).batches.take(self._clock()):
             return True
         self._count(origin, Reason.RATE)
+        self._lose_patience(origin, forwarder)
+        return False
+
+    def _lose_patience(self, origin: str, forwarder: str) -> None:
+        """The forwarder brought one of the origin's batches in vain. It is blamed for far too many of them."""
+        limits, now = self._origin(origin), self._clock()
         patience = limits.patience.get(forwarder)
         if patience is None:
             rate, burst = _PATIENCE
@@ -285,7 +294,6 @@ class Admission:
         if not patience.take(now):
             self._reputation.offence(forwarder, Reason.RATE)
             self._drop_banned(forwarder)
-        return False
 
     async def _next(self) -> bytes:
         while True:

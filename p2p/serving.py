@@ -47,6 +47,9 @@ _REFILL_SECONDS, _BURST = 4.0, 12.0
 """Sessions of one peer. An honest one comes twice after it connects, then every half minute at most; what is left is
 for connections that come and go, and for repairs of more than one session holds."""
 
+_FLOOD_PER_SECOND, _FLOOD = 2.0, 60.0
+"""Sessions of one peer that are answered with `busy` before it is reported. An honest one then waits some seconds."""
+
 _MAX_SHARDS, _MAX_WANTED = 1024, 64
 _PEERS = 1024
 
@@ -124,6 +127,7 @@ class Server:
         self._misbehaved = misbehaved
         self._refused = refused
         self._buckets = Recent[str, Bucket](_PEERS)
+        self._patience = Recent[str, Bucket](_PEERS)
         self._now: Counter[str] = Counter()
 
     async def answer(self, stream: Stream) -> None:
@@ -133,6 +137,8 @@ class Server:
             return
         try:
             if (pause := self._too_much(peer)) is not None:
+                if not _bucket(self._patience, peer, _FLOOD_PER_SECOND, _FLOOD).take(trio.current_time()):
+                    raise Garbled("a flood of catch-up requests")
                 await stream.receive(MAX_REQUEST)
                 await stream.send(encode(["busy", pause]))
                 return
@@ -166,12 +172,8 @@ class Server:
         """Seconds after which to come again, if not now."""
         if self._now.total() >= _SESSIONS or self._now[peer] >= _PEER_SESSIONS:
             return 5
-        now = trio.current_time()
-        bucket = self._buckets.get(peer)
-        if bucket is None:
-            bucket = Bucket(1 / _REFILL_SECONDS, _BURST, now)
-            self._buckets.put(peer, bucket)
-        return None if bucket.take(now) else 2 * round(_REFILL_SECONDS)
+        bucket = _bucket(self._buckets, peer, 1 / _REFILL_SECONDS, _BURST)
+        return None if bucket.take(trio.current_time()) else 2 * round(_REFILL_SECONDS)
 
     @contextmanager
     def _counted(self, peer: str) -> Iterator[None]:
@@ -182,3 +184,12 @@ class Server:
             self._now[peer] -= 1
             if not self._now[peer]:
                 del self._now[peer]
+
+
+def _bucket(buckets: Recent[str, Bucket], peer: str, rate: float, burst: float) -> Bucket:
+    """The peer's bucket, a full one if it has none yet."""
+    bucket = buckets.get(peer)
+    if bucket is None:
+        bucket = Bucket(rate, burst, trio.current_time())
+        buckets.put(peer, bucket)
+    return bucket

@@ -41,7 +41,7 @@ Say = Callable[[str, str], None]
 MAX_ROWS = 256
 """Peers in a status."""
 
-_SAVE_SECONDS = 60.0
+_SAVE_SECONDS, _SAVE_SOONEST = 60.0, 2.0
 _LOOK_SECONDS = 0.2
 _READY_SECONDS = 0.05
 """Nodes that wait for each other begin within about this time: the rounds of a tiny model are as short."""
@@ -59,6 +59,8 @@ class Watcher:
         self.reputation = Reputation(path, self._ban, now, clock=trio.current_time, say=say)
         self._parts: _Parts | None = None
         self._blocked: set[str] = set()
+        self.new_ban = trio.Event()
+        """Set by the next ban."""
 
     def watch(self, parts: "_Parts") -> None:
         """Pass on what happens from now on, and make up for what has happened before."""
@@ -104,6 +106,7 @@ class Watcher:
                     self._parts.transport.unblock(peer)
 
     def _ban(self, peer: str) -> None:
+        self.new_ban.set()
         if self._parts is not None:
             self._blocked.add(peer)
             self._parts.store.forget_origin(peer)
@@ -302,7 +305,7 @@ async def open_swarm(
     watcher = Watcher(reputation_path, now, say)
     reputation = watcher.reputation
     reputation.load()
-    standings = _StandingsFile(reputation_path, reputation, say)
+    standings = _StandingsFile(reputation_path, watcher, say)
     book = PeerBook(peers_path, say, now)
     book.load()
     async with open_transport(watcher) as transport:
@@ -350,16 +353,20 @@ async def open_swarm(
 class _StandingsFile:
     """Keeps the reputations on disk. A disk that does not take them is a warning, once: the swarm goes on."""
 
-    def __init__(self, path: Path | None, reputation: Reputation, say: Say) -> None:
+    def __init__(self, path: Path | None, watcher: Watcher, say: Say) -> None:
         self._path = path
-        self._reputation = reputation
+        self._watcher = watcher
+        self._reputation = watcher.reputation
         self._say = say
         self._complained = False
 
     async def save_now_and_then(self) -> NoReturn:
-        """In a thread, since a disk may take its time."""
+        """Every minute, and soon after a ban. In a thread, since a disk may take its time."""
         while True:
-            await trio.sleep(_SAVE_SECONDS)
+            await trio.sleep(_SAVE_SOONEST)
+            with trio.move_on_after(_SAVE_SECONDS):
+                await self._watcher.new_ban.wait()
+            self._watcher.new_ban = trio.Event()
             if self._path is not None:
                 try:
                     await trio.to_thread.run_sync(replace_file, self._path, self._reputation.dump())

@@ -37,6 +37,10 @@ _ATTEMPTS = 2
 """A worker that ends for no visible reason may have been killed from outside, and others with it; one that runs out of
 memory may have kept it from earlier work. So what it was doing is tried once more, by a worker started for it."""
 
+_OVERSLEPT = 1.0
+"""Seconds past a deadline from which on it was this process that stood still (stopped, or on a machine that slept), and
+not the worker, whose reply may be there already."""
+
 _QUOTED_LOG = 600
 
 _REPORTED = {"NoSuchTask": NoSuchTask, "UnknownTask": UnknownTask}
@@ -140,10 +144,7 @@ class Worker:
 
     async def _frame(self, seconds: float, least: int) -> list[Any]:
         try:
-            with trio.fail_after(seconds):
-                frame = await self._child.frames.receive()
-        except trio.TooSlowError as error:
-            raise WorkerLost("timeout", f"no reply within {seconds:g} s") from error
+            frame = await self._awaited(seconds)
         except EOFError as error:
             raise await self._lost() from error
         except FrameError as error:
@@ -151,6 +152,14 @@ class Worker:
         if not isinstance(frame, list) or len(frame) < least:
             raise WorkerLost("crashed", "it sent a frame that is not a reply")
         return frame
+
+    async def _awaited(self, seconds: float) -> Any:
+        """The next frame. Raises WorkerLost if it does not come in time, or what `FrameStream.receive` raises."""
+        while True:
+            with trio.move_on_after(seconds) as scope:
+                return await self._child.frames.receive()
+            if trio.current_time() - scope.deadline < _OVERSLEPT:
+                raise WorkerLost("timeout", f"no reply within {seconds:g} s")
 
     async def _lost(self) -> WorkerLost:
         self.busy = True

@@ -229,7 +229,7 @@ class Gossip:
                 self._asked(link, iwant.messageIDs)
         for unwanted in control.idontwant:
             for message_id in unwanted.messageIDs[:_MAX_UNWANTED]:
-                link.unwanted[_checked(message_id)] = self._beat + _UNWANTED_BEATS
+                link.unwanted[bytes(message_id)] = self._beat + _UNWANTED_BEATS
         while len(link.unwanted) > _MAX_UNWANTED:
             link.unwanted.popitem(last=False)
 
@@ -260,7 +260,7 @@ class Gossip:
         for raw in ids:
             if link.asked >= _MAX_ASKED or len(self._promises) >= _MAX_PROMISES:
                 break
-            message_id = _checked(raw)
+            message_id = bytes(raw)
             if message_id not in self._seen and message_id not in self._promises:
                 self._promises[message_id] = now + _PROMISE_SECONDS
                 wanted.append(message_id)
@@ -270,7 +270,7 @@ class Gossip:
 
     def _asked(self, link: Link, ids: Iterable[Any]) -> None:
         for raw in ids:
-            frame = self._recent.get(_checked(raw))
+            frame = self._recent.get(bytes(raw))
             if frame is None:
                 continue
             if link.answered + len(frame) > _MAX_ANSWER:
@@ -357,15 +357,13 @@ class Gossip:
 
 
 def _work(control: Any) -> int:
-    """Entries and ids in a control message, counted without a look at each where there are too many."""
+    """Entries and ids in a control message, not looked at one by one where there are too many. Raises Malformed."""
     lists = control.ihave, control.iwant, control.idontwant
-    entries = len(control.graft) + len(control.prune) + sum(map(len, lists))
-    if entries <= _MAX_CONTROL:
-        entries += sum(len(entry.messageIDs) for part in lists for entry in part)
-    return entries
-
-
-def _checked(message_id: Any) -> bytes:
-    if not 0 < len(message_id) <= MAX_ID:
-        raise Malformed("a message id of no sane length")
-    return bytes(message_id)
+    work = len(control.graft) + len(control.prune) + sum(map(len, lists))
+    if work <= _MAX_CONTROL:
+        ids = [entry.messageIDs for part in lists for entry in part]
+        work += sum(map(len, ids))
+        # Looked at whatever the sender's score is, so that who sends nonsense only is blamed each time.
+        if work <= _MAX_CONTROL and not all(0 < len(id_) <= MAX_ID for part in ids for id_ in part):
+            raise Malformed("a message id of no sane length")
+    return work

@@ -38,6 +38,8 @@ from p2p.transport import Connection, Deliver, Observer, Serve, TransportError, 
 
 logger = logging.getLogger(__name__)
 
+_CHOSEN = 4  # the part of all places that is kept for peers that this node dials
+
 Circuit = Callable[[str, str], Awaitable[None]]
 """Connects to a peer by a `/p2p-circuit` address; given both."""
 
@@ -99,9 +101,11 @@ class Host:
             return f"{peer} is blocked"
         if self._settings.allow and peer not in self._settings.allow:
             return f"{peer} is not on the list of those allowed"
-        connected = self.network.connections
-        if len(connected) >= self._settings.max_peers and parse_peer(peer) not in connected:
-            return f"connected with {self._settings.max_peers} peers, the most allowed"
+        connected, most = self.network.connections, self._settings.max_peers
+        if inbound:  # strangers cannot take all places: some are for those that this node chooses
+            most -= most // _CHOSEN
+        if len(connected) >= most and parse_peer(peer) not in connected:
+            return f"connected with {most} peers, the most allowed"
         return None
 
     def _refuses_origin(self, peer: str) -> bool:
@@ -166,7 +170,7 @@ class Host:
                 if not self.network.live(parse_peer(peer)):
                     await self._dial(target, peer)
         finally:
-            if lock.statistics().tasks_waiting == 0:
+            if not lock.locked():  # it is, if a waiting task has got it just now
                 self._dialling.pop(peer, None)
         return peer
 

@@ -44,6 +44,8 @@ class Message:
             raise Malformed("a message with another peer's key")
         if len(message.seqno) != 8 or len(message.topicIDs) != 1 or len(message.topicIDs[0]) > MAX_TOPIC:
             raise Malformed("a message with no counter or no single topic")
+        # Not covered by the signature as it is checked here: passed on, they spoil it for others, who blame this node.
+        message.DiscardUnknownFields()
         return cls(origin, message.topicIDs[0], message.data, origin + message.seqno, message)
 
     def verify(self) -> None:

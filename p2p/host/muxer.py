@@ -161,7 +161,11 @@ class Muxer(IMuxedConn):  # type: ignore[misc]
             raise MuxedStreamError("too many open streams on one connection")
         stream = self.streams[self._next_id] = Stream(self, self._next_id)
         self._next_id += 2
-        await self.send_frame(HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        try:
+            await self.send_frame(HEADER.pack(0, WINDOW_UPDATE, SYN, stream.stream_id, 0))
+        except BaseException:  # cancelled, for one: nobody else knows of the stream, so nobody would ever end it
+            stream.break_off(tell=True)
+            raise
         return stream
 
     async def accept_stream(self) -> Stream:

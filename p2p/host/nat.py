@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-import miniupnpc  # type: ignore[import-not-found]
+import miniupnpc
 import trio
 
 from p2p.addresses import Address, parse_address

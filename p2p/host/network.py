@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_HANDSHAKES = 32
 _PER_PEER = 3  # both sides may dial at once, and a dead connection may not have been noticed yet
+_IDENTIFY_PAUSES = 1.0, 5.0  # seconds between tries to learn who a peer is
 _MAX_NAME = 1024  # bytes of a protocol's name in a negotiation
 
 
@@ -128,6 +129,15 @@ class Conn(SwarmConn):  # type: ignore[misc]
             await self.close()
         finally:
             self.event_started.set()
+
+    async def new_stream(self) -> Any:
+        """A stream, of which nothing is left when this is cancelled. Raises MuxedStreamError."""
+        muxed_stream = await self.muxed_conn.open_stream()
+        try:
+            return await self._add_stream(muxed_stream)
+        except BaseException:
+            muxed_stream.break_off(tell=True)
+            raise
 
     async def _handle_muxed_stream(self, muxed_stream: Any) -> None:
         stream = None
@@ -317,6 +327,16 @@ class Endpoint(BasicHost):  # type: ignore[misc]
             self._network.background_nursery.start_soon(self._identify, peer_id, reason)
 
     async def _identify(self, peer_id: Any, reason: str) -> None:
+        """Ask until the peer has said who it is: what it speaks is known from nowhere else."""
+        try:
+            for pause in (*_IDENTIFY_PAUSES, 0.0):
+                if await self._identified(peer_id, reason) or not self._network.live(peer_id):
+                    return
+                await trio.sleep(pause)
+        finally:
+            self._identify_inflight.discard(peer_id)
+
+    async def _identified(self, peer_id: Any, reason: str) -> bool:
         stream = None
         try:
             with trio.fail_after(2 * STREAM_SECONDS):
@@ -330,10 +350,11 @@ class Endpoint(BasicHost):  # type: ignore[misc]
                 if seen and live[0].get_connection_type() == ConnectionType.DIRECT:
                     addresses = self.get_transport_addrs()
                     self._observed_addr_manager.record_observation(live[0], Multiaddr(seen), addresses)
+            return True
         except Exception as error:  # noqa: BLE001  see _handle_muxed_stream
             logger.debug("identify of %s failed: %r", peer_id, error)
+            return False
         finally:
-            self._identify_inflight.discard(peer_id)
             if stream is not None:
                 await finish(stream, clean=True)
 

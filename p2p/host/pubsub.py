@@ -72,13 +72,16 @@ class Pubsub:
         delay = _RETRY_SECONDS
         with link.scope:
             while True:
+                begun = trio.current_time()
                 try:
                     with translated(link.peer, "opening the gossip stream"):
                         stream = await self._open(link.peer, PROTOCOLS)
-                    delay = _RETRY_SECONDS
                     await self._write(link, stream)
                 except TransportError as error:
                     logger.debug("gossip to %s: %s", link.peer, error)
+                # A peer that takes each stream and resets it must not be asked for one several times a second.
+                if trio.current_time() - begun > _MAX_RETRY_SECONDS:
+                    delay = _RETRY_SECONDS
                 await trio.sleep(delay)
                 delay = min(2 * delay, _MAX_RETRY_SECONDS)
 

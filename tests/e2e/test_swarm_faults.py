@@ -7,17 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from node.testnet.plan import NodePlan, Wishes, make_plans
 from tests.e2e.namespaces import Cable, open_cable
 from tests.e2e.nodes import RunningNode, StartNode, wait_for
 
 pytestmark = pytest.mark.slow
 
-LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
-
-def joins(*nodes: RunningNode) -> list[str]:
+def joins(*plans: NodePlan) -> list[str]:
     """The flags of a node that begins with these."""
-    return [word for node in nodes for word in ("--join", node.address())]
+    return [word for plan in plans for word in ("--join", plan.address)]
+
+
+def listens(plan: NodePlan) -> tuple[str, str]:
+    """The flag of the node that has the plan's address."""
+    return ("--listen", plan.address.partition("/p2p/")[0])
 
 
 def received(node: RunningNode) -> int:
@@ -34,12 +38,12 @@ def round_of(node: RunningNode) -> int:
 def test_a_swarm_outlives_its_nodes_and_those_that_missed_something_catch_up(
     start_node: StartNode, tmp_path: Path
 ) -> None:
-    def start(name: str, *others: RunningNode) -> RunningNode:
-        return start_node(*LISTEN, *joins(*others), data_dir=tmp_path / name, silo=False)
+    one, two, three, four = make_plans(Wishes(nodes=4, directory=str(tmp_path)))
 
-    first = start("first")
-    second = start("second", first)
-    third = start("third", first, second)
+    def start(plan: NodePlan, *others: NodePlan) -> RunningNode:
+        return start_node(*listens(plan), *joins(*others), data_dir=plan.data_dir, silo=False)
+
+    first, second, third = start(one), start(two, one), start(three, one, two)
     for node in (first, second, third):
         node.wait_until(lambda node=node: node.is_connected(2) and round_of(node) > 0)  # type: ignore[misc]
 
@@ -47,8 +51,8 @@ def test_a_swarm_outlives_its_nodes_and_those_that_missed_something_catch_up(
     third.wait_for_round(20)
     third.kill()
     before = round_of(first)
-    third = start("third", first, second)
-    late = start("late", second)
+    third = start(three, one, two)
+    late = start(four, two)
     third.wait_until(lambda: third.snapshot() is not None)
     wait_for(lambda: received(third) > 0, 10, "for a batch after the restart")
     first.wait_for_round(before + 10)
@@ -62,7 +66,7 @@ def test_a_swarm_outlives_its_nodes_and_those_that_missed_something_catch_up(
     # One stands still.
     second.process.send_signal(signal.SIGSTOP)
     begun = round_of(first)
-    time.sleep(8)
+    time.sleep(5)
     ended = round_of(first)
     second.process.send_signal(signal.SIGCONT)
     missed = {group for group, number in first.groups_of(first).items() if begun < number <= ended}
@@ -83,14 +87,16 @@ def cable() -> Iterator[Cable]:
 def test_two_networks_that_were_cut_apart_are_one_swarm_again(
     start_node: StartNode, cable: Cable, tmp_path: Path
 ) -> None:
-    listen = ("--listen", f"/ip4/{cable.left_ip}/tcp/4747")
-    left = start_node(*listen, data_dir=tmp_path / "left", namespace=cable.left, silo=False)
-    listen = ("--listen", f"/ip4/{cable.right_ip}/tcp/4747")
-    right = start_node(*listen, *joins(left), data_dir=tmp_path / "right", namespace=cable.right, silo=False)
+    def start(ip: str, namespace: str, *arguments: str) -> RunningNode:
+        listen = ("--listen", f"/ip4/{ip}/tcp/4747")
+        return start_node(*listen, *arguments, data_dir=tmp_path / namespace, namespace=namespace, silo=False)
+
+    left = start(cable.left_ip, cable.left)
+    right = start(cable.right_ip, cable.right, "--join", f"/ip4/{cable.left_ip}/tcp/4747")
     for node in (left, right):
         node.wait_until(lambda node=node: received(node) > 0)  # type: ignore[misc]
     cable.cut()
-    time.sleep(10)
+    time.sleep(8)
     apart = [received(left), received(right)]
     rounds = round_of(left)
     time.sleep(1.5)

@@ -5,7 +5,7 @@ import struct
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -19,15 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 
-from node.snapshot import PeerRow, Snapshot
+from node.snapshot import PeerRow
+from p2p.canonical import encode
 from p2p.gossip import topic_of
 from p2p.serving import PROTOCOL, list_frame
 from p2p.wire import WireGroup, seal
+from rl.rollouts import Completion
 from tests.e2e.nodes import RunningNode, StartNode
 from tests.p2p.forging import batch, forge, frame, tree
 from tests.p2p.hostile import HostilePeer, hostile_peer, peer_bytes
 from tests.p2p.hosts import until
-from rl.rollouts import Completion
 from verifiers.base import TaskRef
 from verifiers.sandbox import open_sandbox
 from verifiers.settings import VerifierSettings
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 TOPIC = topic_of("main", 0)
-TRIES = 40
+TRIES, LANES = 40, 4
 BOMB = zlib.compress(bytes(100_000_000))
 
 _numbers = count(int(time.time() * 1e6))
@@ -54,7 +55,7 @@ async def some_groups() -> Groups:
     """By this machine's own verifier, as every node makes them."""
     found: dict[bool, WireGroup] = {}
     async with open_sandbox(VerifierSettings()) as sandbox:
-        config, version = await sandbox.canonical("reasoning_gym", {"dataset": "gcd", "max_value": 30})
+        version, config = await sandbox.canonical("reasoning_gym", {"dataset": "gcd", "max_value": 30})
         for index in count():
             ref = TaskRef("reasoning_gym", version, config, 1, index)
             task = await sandbox.make(ref)
@@ -128,14 +129,6 @@ async def flood(a: Attacker, **changes: Any) -> None:
         await trio.sleep(0.02)
 
 
-async def echo_flood(a: Attacker) -> None:
-    """The same gossip message, again and again."""
-    message = a.evil.message(TOPIC, a.sealed())
-    message.data = b""
-    message = a.evil.message(TOPIC, b"", signed=False, seqno=bytes(8))
-    await a.evil.rpc(rpc_pb2.RPC(publish=[message] * 5000))
-
-
 async def unknown_topics(a: Attacker) -> None:
     await a.evil.rpc(rpc_pb2.RPC(publish=[a.evil.message("elsewhere", b"", signed=False)] * 6000))
 
@@ -145,6 +138,21 @@ async def control_storm(a: Attacker) -> None:
     await a.evil.control(
         ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=ids)], iwant=[rpc_pb2.ControlIWant(messageIDs=ids)]
     )
+
+
+async def unasked(a: Attacker) -> None:
+    """Connect anew, and answer the victim's catch-up with another envelope than it asks for."""
+
+    async def answer(stream: Any) -> None:
+        other = a.sealed()
+        for data in (encode(["have", os.urandom(32) + len(other).to_bytes(4, "big")]), other):
+            await stream.write(len(data).to_bytes(4, "big") + data)
+        await trio.sleep(2)
+
+    a.evil.host.set_stream_handler(PROTOCOL, answer)
+    await a.evil.host.get_network().close_peer(a.evil.victim)
+    await a.evil.connect(a.address)
+    await trio.sleep(0.5)
 
 
 async def sessions(a: Attacker) -> None:
@@ -192,12 +200,13 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
     "a wrong prompt": ("wrong_prompt", lambda a: a.publish(a.sealed(replace(a.groups.good, prompt="1 + 1 = ?")))),
     "a held-out task": ("held_out", lambda a: a.publish(a.sealed(a.groups.held_out))),
     "a flood": ("rate", flood),
-    "a flood of old batches": ("rate", lambda a: flood(a, created=time.time() - 10 * 86400)),
+    "a flood of old batches": ("stale", lambda a: flood(a, created=time.time() - 10 * 86400)),
     "a flood of what nobody subscribed to": ("protocol", unknown_topics),
     "a storm of control messages": ("protocol", control_storm),
     "garbage for catch-up": ("protocol", lambda a: a.ask(b"\xff" * 100)),
     "a catch-up request of 10 MB": ("protocol", lambda a: a.ask(bytes(10_000_000))),
     "a flood of catch-up requests": ("protocol", sessions),
+    "catch-up answers that were not asked for": ("protocol", unasked),
 }
 """By name: the reason that is counted, and the attack, which is repeated until the peer is banned."""
 
@@ -207,61 +216,96 @@ async def repeat(a: Attacker, attack: Attack) -> None:
     for _ in range(TRIES):
         if not a.evil.is_connected:
             return
-        # Streams are reset, and the connection is cut in the middle of anything.
-        try:
-            with trio.move_on_after(3):
-                await attack(a)
-        except Exception:  # noqa: BLE001  libp2p raises many kinds
-            await trio.sleep(0.05)
+        # Streams are reset, and the connection is cut in the middle of anything: libp2p has many words for it.
+        with suppress(Exception), trio.move_on_after(3):
+            await attack(a)
         await trio.sleep(0.05)
-    await until(lambda: not a.evil.is_connected, 3)
+    with suppress(trio.TooSlowError):
+        await until(lambda: not a.evil.is_connected, 5)
 
 
 @asynccontextmanager
-async def attacker(groups: Groups, address: str, key: Ed25519PrivateKey | None = None) -> AsyncIterator[Attacker]:
-    async with hostile_peer(key) as evil:
+async def deaf_peer(address: str) -> AsyncIterator[HostilePeer]:
+    """One that wants all gossip and reads nothing of it."""
+    async with hostile_peer() as evil:
         await evil.connect(address)
-        yield Attacker(evil, groups, address)
+        await evil.join(TOPIC)
+        await until(lambda: any(rpc.publish for rpc in evil.received))
+        evil.stop_reading()
+        yield evil
 
 
-def test_x(start_node: StartNode, tmp_path: Path) -> None:
+def of_peer(node: RunningNode, peer: str) -> PeerRow:
+    """What a node says of another."""
+    snapshot = node.snapshot()
+    rows = {} if snapshot is None else {row.peer: row for row in snapshot.peers}
+    return rows.get(peer, PeerRow(peer=peer))
+
+
+async def attack_all(address: str) -> dict[str, HostilePeer]:
+    """All attacks, each by a peer of its own, a few at a time. Returns who made which."""
+    groups = await some_groups()
+    peers: dict[str, HostilePeer] = {}
+    lanes = trio.CapacityLimiter(LANES)
+
+    async def make(name: str, attack: Attack) -> None:
+        async with lanes, hostile_peer() as evil:
+            peers[name] = evil
+            await evil.connect(address)
+            await repeat(Attacker(evil, groups, address), attack)
+
+    async with trio.open_nursery() as nursery:
+        for name, (_, attack) in ATTACKS.items():
+            nursery.start_soon(make, name, attack)
+    return peers
+
+
+async def test_every_attack_is_counted_and_ends_in_a_ban_while_the_rounds_go_on(
+    start_node: StartNode, tmp_path: Path
+) -> None:
     victim = start_node(*LISTEN, data_dir=tmp_path / "victim", silo=False)
-    honest = start_node(*LISTEN, "--join", victim.address(), data_dir=tmp_path / "honest", silo=False)
-    victim.wait_until(lambda: (s := victim.snapshot()) is not None and s.received > 5)
+    address = victim.address()
+    honest = start_node(*LISTEN, "--join", address, data_dir=tmp_path / "honest", silo=False)
+    for node in (victim, honest):
+        node.wait_until(lambda node=node: (now := node.snapshot()) is not None and now.admitted > 0)  # type: ignore[misc]
+    process = psutil.Process(victim.process.pid)
+    before, rounds, admitted = process.memory_info().rss, len(victim.rounds()), of_peer(victim, honest.node_id).groups
 
-    async def main() -> None:
-        groups = await some_groups()
-        process = psutil.Process(victim.process.pid)
-        address = victim.address()
-        rss0 = process.memory_info().rss
-        only = os.environ.get("ONLY")
-        for name, (reason, attack) in ATTACKS.items():
-            if only and only not in name:
-                continue
-            rounds, rss, t = len(victim.rounds()), process.memory_info().rss, time.time()
-            cpu = process.cpu_times()
-            gone = True
-            async with attacker(groups, address) as a:
-                try:
-                    await repeat(a, attack)
-                except trio.TooSlowError:
-                    gone = False
-                el = time.time() - t
-            c2 = process.cpu_times()
-            seen = time.time()
-            while victim.snapshot().time < seen:
-                await trio.sleep(0.05)
-            s = victim.snapshot()
-            rows = {row.peer: row for row in s.peers}
-            row = rows.get(a.evil.peer_id)
-            print(
-                f"{name:38} {reason:12} gone={gone} {el:.1f}s rounds+{len(victim.rounds()) - rounds} rss{(process.memory_info().rss - rss) / 1e6:+.1f}MB cpu {c2.user + c2.system - cpu.user - cpu.system:.1f} lag {s.lag_ms}"
-                f" banned={row and row.banned_seconds:.0f} {row and row.rejected}",
-                flush=True,
-            )
-        print("rss", (process.memory_info().rss - rss0) / 1e6)
-        h = {r.peer: r for r in s.peers}[honest.node_id]
-        print(h)
-        print(honest.snapshot().rejected)
+    async with deaf_peer(address) as deaf:
+        peers = await attack_all(address)
 
-    trio.run(main)
+        def missing() -> dict[str, PeerRow]:
+            rows = {name: of_peer(victim, evil.peer_id) for name, evil in peers.items()}
+            return {
+                name: row
+                for name, row in rows.items()
+                if row.connected or not row.banned_seconds or ATTACKS[name][0] not in row.rejected
+            }
+
+        with trio.move_on_after(10):
+            while missing():
+                await trio.sleep(0.1)
+        assert missing() == {}
+        await until(lambda: not of_peer(victim, deaf.peer_id).connected, 30)
+
+    # Who is banned and comes again is not let in.
+    async with hostile_peer(peers["random bytes"].key) as again:
+        with suppress(Exception):
+            await again.connect(address)
+        await until(lambda: not again.is_connected)
+
+    assert process.memory_info().rss - before < 100e6
+    assert len(victim.rounds()) > rounds + 10
+    snapshot = victim.snapshot()
+    assert snapshot is not None
+    assert snapshot.lag_ms.p99 < 1000
+    reasons = {reason for record in victim.records() for reason in record["rejected"]}
+    assert reasons >= {reason for reason, _ in ATTACKS.values()}
+    for node, other in ((victim, honest), (honest, victim)):
+        row = of_peer(node, other.node_id)
+        assert row.connected
+        assert row.banned_seconds == 0
+        assert row.rejected == {}
+    count = of_peer(victim, honest.node_id).groups
+    assert count > admitted
+    await until(lambda: of_peer(victim, honest.node_id).groups > count, 20)

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 from p2p.reasons import Reason
 from p2p.settings import AdmissionSettings
 from p2p.transport import Verdict
-from p2p.wire import MAX_ENVELOPE, seal
+from p2p.wire import MAX_ENVELOPE, open_envelope, seal
 from tests.p2p.admitting import BAD, GOOD, OTHER, Node, sealed
 from tests.p2p.fakes import Clock, only
 from tests.p2p.forging import batch, forge, frame, group, key, peer, tree

@@ -311,3 +311,17 @@ async def test_a_peer_that_dies_or_falls_silent_is_noticed() -> None:
 def test_the_package_alone_does_not_import_libp2p() -> None:
     code = "import sys, p2p.host; sys.exit(any(name.startswith('libp2p') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+async def test_a_stream_whose_opening_is_cancelled_is_gone_at_both_ends() -> None:
+    async with running() as a, running() as b:
+        await a.host.connect(b.address)
+        await until(lambda: a.watcher.connections and b.watcher.connections)
+        ends = [connection for node in (a, b) for (connection,) in node.host.network.connections.values()]
+        before = max(len(end.muxed_conn.streams) for end in ends)
+        for _ in range(20):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await ends[0].new_stream()
+        await until(lambda: all(len(end.muxed_conn.streams) < before + 10 for end in ends))
+        assert all(len(end.streams) < before + 10 for end in ends)

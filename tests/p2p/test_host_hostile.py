@@ -117,6 +117,21 @@ async def test_a_key_that_is_not_the_origins_is_refused() -> None:
         await until(lambda: a.delivered == [b"y"])
 
 
+async def test_fields_that_no_signature_covers_are_not_passed_on() -> None:
+    async with running() as a, hostile_peer() as evil, hostile_peer() as other:
+        await a.subscribe()
+        for peer in (evil, other):
+            await peer.connect(a.address)
+            await peer.join(TOPIC)
+        await until(lambda: {evil.peer_id, other.peer_id} <= set(a.host.mesh(TOPIC)))
+        message = evil.message(TOPIC, b"x")
+        clean = message.SerializeToString()
+        await evil.rpc(rpc_pb2.RPC(publish=[rpc_pb2.Message.FromString(clean + b"\xfa\x01\x03abc")]))
+        await until(lambda: any(rpc.publish for rpc in other.received))
+        passed_on = next(rpc.publish[0] for rpc in other.received if rpc.publish)
+        assert passed_on.SerializeToString() == clean
+
+
 async def test_replays_and_echoes_are_dropped_without_blame() -> None:
     async with running() as a, running() as b, hostile_peer() as evil:
         await meshed(a, b)

@@ -1,5 +1,6 @@
 """Gossip with js-libp2p. Set SWARMNODE_JS_PEER to a directory with peer.mjs and its installed node_modules."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,7 +13,14 @@ from typing import Any
 import pytest
 import trio
 
+from p2p.gossip import topic_of
+from p2p.host import HostSettings, open_host
+from p2p.settings import AdmissionSettings, NetworkSettings
+from p2p.swarm import Swarm, open_swarm
+from tests.p2p.fakes import FakePool, FakeTasks
+from tests.p2p.forging import key
 from tests.p2p.hosts import TOPIC, meshed, running, until
+from tests.p2p.test_swarm import groups
 
 _DIRECTORY = os.environ.get("SWARMNODE_JS_PEER", "")
 _NODE = shutil.which("node")
@@ -39,9 +47,9 @@ class JsPeer:
 
 
 @asynccontextmanager
-async def _js_peer(*options: str) -> AsyncIterator[JsPeer]:
+async def _js_peer(*options: str, topic: str = TOPIC) -> AsyncIterator[JsPeer]:
     peer = JsPeer()
-    command = [str(_NODE), str(Path(_DIRECTORY) / "peer.mjs"), "--topic", TOPIC, "--secs", "30", *options]
+    command = [str(_NODE), str(Path(_DIRECTORY) / "peer.mjs"), "--topic", topic, "--secs", "30", *options]
     async with trio.open_nursery() as nursery:
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -83,3 +91,47 @@ async def test_this_node_dials_a_js_node() -> None:
         await a.host.publish(TOPIC, b"hello")
         await until(lambda: [event.get("text") for event in js.of("recv")] == ["hello"])
         await until(lambda: "/meshsub/1.1.0" in a.host.protocols(peer))
+
+
+@asynccontextmanager
+async def _swarm() -> AsyncIterator[Swarm]:
+    """A node's part in the swarm `main`, on libp2p."""
+    async with open_swarm(
+        lambda watcher: open_host(HostSettings(key=key(1), app_score=watcher.score), watcher),
+        key(1),
+        NetworkSettings(),
+        AdmissionSettings(),
+        FakeTasks(),
+        FakePool(),
+        round=lambda: 1,
+        model="tiny",
+        say=lambda level, text: None,
+    ) as swarm:
+        yield swarm
+
+
+async def test_a_js_node_on_the_swarm_s_topic_gets_batches_byte_by_byte() -> None:
+    topic = topic_of("main", 0)
+    async with _swarm() as swarm, _js_peer("--dial", swarm.status().addresses[0], topic=topic) as js:
+        await until(lambda: swarm.transport.mesh(topic), 20)
+        for number in range(5):
+            await swarm.share(groups(number, 2), number)
+        await until(lambda: len(js.of("recv")) == 5)
+        held = swarm._parts.store.recent(60, 10, lambda origin: True)
+        sent = [swarm._parts.store.get(id_) or b"" for id_, _ in held]
+        assert {event["sha"] for event in js.of("recv")} == {hashlib.sha256(data).hexdigest()[:12] for data in sent}
+        assert {event["from"] for event in js.of("recv")} == {swarm.transport.peer_id}
+        assert swarm.status().rejected == {}
+
+
+async def test_what_a_js_node_says_is_refused_where_it_is_no_batch_and_bans_it() -> None:
+    topic = topic_of("main", 0)
+    async with _swarm() as swarm:
+        options = ("--dial", swarm.status().addresses[0], "--pub", "20", "--interval", "100")
+        async with _js_peer(*options, topic=topic) as js:
+            await until(lambda: swarm.status().rejected.get("decode", 0) > 1, 20)
+            await until(lambda: js.of("disconnect"), 20)
+            (row,) = swarm.status().peers
+            assert row.banned_seconds > 0
+            assert row.rejected["decode"] > 1
+            assert not row.connected

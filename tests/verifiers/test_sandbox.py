@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,6 +80,24 @@ async def test_a_worker_that_is_silent_after_the_last_answer_spoils_none() -> No
         assert await sandbox.score(task, ["wrong", "do silence"]) == [0, 1]
         assert sandbox.outcomes == {"scored": 2}
         assert await sandbox.score(task, ["right"]) == [1]
+
+
+@pytest.mark.usefixtures("obedient")
+async def test_a_node_that_stood_still_does_not_blame_the_worker() -> None:
+    rewards: list[float] = []
+
+    async with opened() as (sandbox, task):
+
+        async def score() -> None:
+            rewards.extend(await sandbox.score(task, ["right"] * 2000))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(score)
+            await trio.sleep(0.05)
+            assert not rewards
+            time.sleep(QUICK.answer_seconds + 2)  # as under SIGSTOP
+        assert rewards == [1.0] * 2000
+        assert sandbox.restarts == 0
 
 
 @pytest.mark.usefixtures("obedient")
