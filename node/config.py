@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from node.errors import ConfigError
-from p2p.addresses import check_addresses
+from p2p.addresses import check_addresses, parse_address
 from p2p.ids import public_key_of
 from p2p.settings import AdmissionSettings, NetworkSettings
 from rl.rollouts import MAX_GROUP
@@ -171,6 +171,14 @@ class CheckedNetworkSettings(NetworkSettings):
             except ValueError as error:
                 raise ValueError(f"{peer!r} is not a peer id as `swarmnode id` prints it: {error}") from error
         return value
+
+    @model_validator(mode="after")
+    def _joins_are_allowed(self) -> "CheckedNetworkSettings":
+        for text in self.join if self.allow else ():
+            peer = parse_address(text).peer
+            if peer is not None and peer not in self.allow:
+                raise ValueError(f"join names {peer}, which is not in allow and would be refused: add it there")
+        return self
 
 
 class CheckpointSettings(Section):

@@ -197,6 +197,9 @@ class Admission:
             self._copies.put(copy, None)
             return Verdict.IGNORE
         if envelope.batch.swarm != self._swarm:
+            # A node of another swarm may be asked by catch-up before it is known to be one, and answers honestly.
+            if requested:
+                return Verdict.IGNORE
             self.blame(forwarder, Reason.WRONG_SWARM)
             return Verdict.REJECT
         self._copies.put(copy, None)

@@ -53,6 +53,9 @@ HEARSAY_TRIES = 6
 FORGET_SECONDS = 30 * 86400.0
 """A node that was met is forgotten when it has been away so long and does not answer."""
 
+COMPLAIN_FAILURES = 4
+"""Failures, over some ten seconds, after which an address to join is worth a line: nodes are often started together."""
+
 ALONE_SECONDS = 10.0
 SAVE_SECONDS = 60.0
 REUNITE_SECONDS = 3.0
@@ -211,7 +214,7 @@ class Finder:
         if self._connected:
             self._alone_since = None
             if self._said_alone:
-                self._say("info", f"connected to {len(self._connected)} other node(s)")
+                self._say("info", f"no longer alone: {len(self._connected)} connected")
             self._said_alone = False
         elif self._alone_since is None:
             self._alone_since = time_now
@@ -287,9 +290,9 @@ class Finder:
             return
         cap = RECENT_CAP if self._was_recent(join) else JOIN_CAP
         join.waits.not_before = self._after(join.waits.failures, 1.0, cap)
-        if problem is not None and not join.complained:
+        if problem is not None and join.waits.failures >= COMPLAIN_FAILURES and not join.complained:
             join.complained = True
-            self._say("warning", f"{join.address} does not answer, and is tried again and again: {problem}")
+            self._say("warning", f"a node to join does not answer, and is tried on and on: {join.address}: {problem}")
 
     async def _reach(self, join: _Join) -> str | None:
         """Dial every place that a join address leads to. Returns None if one answers, else why the last does not."""

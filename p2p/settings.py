@@ -16,7 +16,7 @@ class NetworkSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     swarm: SwarmName = "main"
-    """Name of the swarm. Nodes with different names never meet."""
+    """Name of the swarm. Nodes with different names share nothing."""
 
     listen: list[str] = [f"/ip4/0.0.0.0/tcp/{DEFAULT_PORT}"]
     """Multiaddrs to listen on. If the port of the default is taken, a free one is used, and said."""

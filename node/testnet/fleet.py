@@ -18,6 +18,9 @@ from node.testnet.watch import LogTail, Progress
 from verifiers import launch
 from verifiers.process import Group
 
+_SAVED_ROUNDS = 10
+"""Rounds in which a node writes a checkpoint, by default. One that is killed sooner each time would never be done."""
+
 State = Literal["starting", "training", "stopping", "killed", "done", "stopped", "failed"]
 
 Say = Callable[[str, str], None]
@@ -57,6 +60,11 @@ class Member:
     def moved(self) -> bool:
         """Whether it has finished a round since it was last started."""
         return self.progress.round != self._begun_at
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has come so far since it was last started that a kill does not take it all back again."""
+        return self.state == "training" and self.progress.round >= self._begun_at + _SAVED_ROUNDS
 
     def start(self) -> None:
         """Start the process. Raises OSError. To be called from the main thread, at whose end the kernel kills it."""
@@ -181,7 +189,7 @@ class Fleet:
         """Kill a node that is well under way, now and then."""
         while True:
             await trio.sleep(seconds)
-            training = [member for member in self.members if member.state == "training" and member.pid is not None]
+            training = [member for member in self.members if member.settled and member.pid is not None]
             if training and not self._stop.requested:
                 self._choice.choice(training).signal(signal.SIGKILL)
 

@@ -47,15 +47,20 @@ def outcome(member: Member) -> Outcome:
     )
 
 
-_HEAD = ("node", "model", "state", "rounds", "reward: first 50", "last 50", "rounds with others", "their groups")
-_HEAD_NETWORK = ("sent", "received", "rejected")
+_HEAD = ("node", "model", "state", "rounds", "first 50", "last 50", "mixed", "groups", "sent", "got", "rejected")
+_LEGEND = (
+    "",
+    "first 50, last 50: mean reward of its own rollouts over so many rounds",
+    "mixed: rounds that trained on groups of others too; groups: how many of those; sent, got: batches",
+)
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Lines for a terminal."""
-    rows = [(*_HEAD, *_HEAD_NETWORK), *(_row(outcome) for outcome in outcomes)]
+    rows = [_HEAD, *(_row(outcome) for outcome in outcomes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [*lines, *_LEGEND]
 
 
 def rejections(rejected: dict[str, int]) -> str:

@@ -19,6 +19,7 @@ from node.config_sources import RECIPES, Loaded, flatten, load, load_run, parse_
 from node.config_text import dump_toml, init_file, markdown
 from node.datadir import DataDir
 from node.errors import ConfigError
+from p2p.ids import peer_id_of
 
 TINY = {"SWARMNODE_MODEL__NAME": "tiny"}
 ROOT = Path(__file__).parents[2]
@@ -403,3 +404,12 @@ def test_addresses_may_come_from_the_environment() -> None:
     config = load(environ={"SWARMNODE_NETWORK__JOIN": f'["{address}"]'}).config
     assert config.network.join == [address]
     assert "listen" not in config.network.model_fields_set, "nobody chose a port"
+
+
+def test_a_node_to_join_that_the_private_swarm_would_refuse_is_said() -> None:
+    friend, stranger = peer_id_of(bytes(32)), peer_id_of(bytes([1] * 32))
+    join = f"/ip4/192.0.2.1/tcp/4747/p2p/{stranger}"
+    settings = [parse_flag(f'network.allow=["{friend}"]'), parse_flag(f'network.join=["{join}"]')]
+    with pytest.raises(ConfigError, match=f"{stranger}, which is not in allow"):
+        load(settings, environ={})
+    load([parse_flag(f'network.allow=["{friend}", "{stranger}"]'), settings[1]], environ={})

@@ -243,9 +243,10 @@ def test_the_outcome_is_a_row_a_node(members: list[Member]) -> None:
     outcomes = [outcome(member) for member in members]
     assert json.loads(json.dumps([asdict(each) for each in outcomes]))[2]["rejected"] == {"wrong_prompt": 2}
     head, *rows = table(outcomes)
-    assert "rounds with others" in head
+    assert "mixed" in head
     assert rows[0].split() == ["node-1", "tiny", "training", "40", "0.512", "0.512", "40", "160", "40", "80", "none"]
     assert rows[2].endswith("wrong_prompt 2")
+    assert any(line.startswith("mixed: ") for line in rows)
 
 
 @pytest.mark.slow

@@ -195,3 +195,12 @@ async def test_a_banned_origin_is_not_held_against_those_who_pass_it_on() -> Non
         assert node.send(sealed(number, signer=2), OTHER) is Verdict.IGNORE
     assert only(node.rejected) == (Reason.BANNED, 200)
     assert node.reputation.score(OTHER) == 0
+
+
+async def test_what_catch_up_asked_a_node_of_another_swarm_for_is_held_against_nobody() -> None:
+    """The peer only answered; that it is in another swarm is seen in its answer."""
+    node = Node(Clock(0.0))
+    data = seal(key(1), batch(swarm="other")).data
+    assert node.admission.check(data, BAD, requested=True) is Verdict.IGNORE
+    assert not node.rejected
+    assert node.reputation.score(BAD) == 0

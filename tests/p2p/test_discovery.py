@@ -145,7 +145,7 @@ async def test_an_address_to_join_is_tried_for_ever_but_less_often_and_said_once
         assert peer(1) in case.net.open
     assert sum("does not answer" in text for text in case.said) == 1
     assert sum("trains alone" in text for text in case.said) == 1
-    assert case.said[-1] == "info: connected to 1 other node(s)"
+    assert case.said[-1] == "info: no longer alone: 1 connected"
 
 
 async def test_a_lost_node_is_dialled_within_seconds_however_long_it_was_away(autojump_clock: MockClock) -> None:

@@ -180,3 +180,15 @@ async def test_strangers_cannot_take_all_places() -> None:
         await a.host.connect(friend.address)
         assert len(a.host.connections()) == 4
         nursery.cancel_scope.cancel()
+
+
+async def test_nothing_is_kept_of_what_strangers_said_of_themselves() -> None:
+    async with running() as a:
+        store = a.host.libp2p.get_peerstore()
+        before = len(store.peer_ids())
+        async with hostile_peer() as evil:
+            await evil.connect(a.address)
+            await until(lambda: a.host.protocols(evil.peer_id))
+            await evil.host.get_network().close_peer(evil.victim)
+            await until(lambda: a.watcher.disconnections)
+            assert len(store.peer_ids()) == before

@@ -82,6 +82,9 @@ def act(order):
         with open(rest, "w") as file:
             file.write("x")
         return 1.0
+    if verb == "take":
+        time.sleep(float(rest))
+        return 1.0
     if verb == "eval":
         eval(rest)
     return float(rest) if verb == "give" else 0.0
