@@ -199,6 +199,7 @@ class Admission:
         if envelope.batch.swarm != self._swarm:
             # A node of another swarm may be asked by catch-up before it is known to be one, and answers honestly.
             if requested:
+                self._refused.put(envelope.id, None)
                 return Verdict.IGNORE
             self.blame(forwarder, Reason.WRONG_SWARM)
             return Verdict.REJECT

@@ -44,7 +44,7 @@ class NetworkSettings(BaseModel):
     """Relay connections for others: for a node with a public address."""
 
     max_peers: int = Field(default=64, ge=1, le=4096)
-    """Connections at most."""
+    """Connections at most. A quarter of them is kept for those that this node itself makes."""
 
     allow: list[str] = []
     """Peer ids of a private swarm. Not empty: no other node may connect, and rollouts of no other are taken."""

@@ -202,5 +202,6 @@ async def test_what_catch_up_asked_a_node_of_another_swarm_for_is_held_against_n
     node = Node(Clock(0.0))
     data = seal(key(1), batch(swarm="other")).data
     assert node.admission.check(data, BAD, requested=True) is Verdict.IGNORE
+    assert node.admission.knows(open_envelope(data).id)
     assert not node.rejected
     assert node.reputation.score(BAD) == 0

@@ -1,4 +1,7 @@
-"""Gossip with js-libp2p. Set SWARMNODE_JS_PEER to a directory with peer.mjs and its installed node_modules."""
+"""Gossip with js-libp2p, where Node.js 20 is installed and `npm install` has been run in `tests/p2p/js`.
+
+SWARMNODE_JS_PEER names another directory with that `peer.mjs` and its node_modules.
+"""
 
 import hashlib
 import json
@@ -22,15 +25,15 @@ from tests.p2p.forging import key
 from tests.p2p.hosts import TOPIC, meshed, running, until
 from tests.p2p.test_swarm import groups
 
-_DIRECTORY = os.environ.get("SWARMNODE_JS_PEER", "")
+_DIRECTORY = Path(os.environ.get("SWARMNODE_JS_PEER") or Path(__file__).with_name("js"))
 _NODE = shutil.which("node")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_NODE is None, reason="Node.js is not installed"),
     pytest.mark.skipif(
-        not _DIRECTORY or not (Path(_DIRECTORY) / "node_modules").is_dir(),
-        reason="SWARMNODE_JS_PEER names no directory with peer.mjs and node_modules",
+        not (_DIRECTORY / "node_modules").is_dir(),
+        reason=f"js-libp2p is not installed: run `npm install` in {_DIRECTORY}",
     ),
 ]
 
@@ -49,7 +52,7 @@ class JsPeer:
 @asynccontextmanager
 async def _js_peer(*options: str, topic: str = TOPIC) -> AsyncIterator[JsPeer]:
     peer = JsPeer()
-    command = [str(_NODE), str(Path(_DIRECTORY) / "peer.mjs"), "--topic", topic, "--secs", "30", *options]
+    command = [str(_NODE), str(_DIRECTORY / "peer.mjs"), "--topic", topic, "--secs", "30", *options]
     async with trio.open_nursery() as nursery:
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
