@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
 from typing import Any
@@ -12,7 +12,7 @@ import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.peer.id import ID
-from libp2p.peer.peerstore import PeerStore, PeerStoreError
+from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.rcmgr import Direction
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -120,8 +120,7 @@ class Host:
     def went(self, peer: str) -> None:
         """A peer has lost its last connection."""
         self._pubsub.went(peer)
-        with suppress(PeerStoreError):  # libp2p keeps what every stranger has said of itself for ever
-            self.libp2p.get_peerstore().clear_peerdata(parse_peer(peer))
+        self.libp2p.forget(parse_peer(peer))
         self._tell(self._observer.disconnected, peer)
 
     def misbehaved(self, peer: str, what: str) -> None:

@@ -18,6 +18,7 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStoreError
 from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
@@ -318,6 +319,23 @@ class Endpoint(BasicHost):  # type: ignore[misc]
             return
         net_stream.set_protocol(protocol)
         await handler(net_stream)
+
+    def forget(self, peer_id: Any) -> None:
+        """A peer has lost its last connection: on the next one it is asked again who it is."""
+        self._identified_peers.pop(peer_id, None)
+        with suppress(PeerStoreError):  # libp2p keeps what every stranger has said of itself for ever
+            self.peerstore.clear_peerdata(peer_id)
+
+    def _on_notifee_disconnected(self, conn: Any) -> None:
+        """libp2p's own takes the peer for gone. This comes late: the peer may have another connection by now, on which
+        nobody would ask it again."""
+        peer_id = conn.muxed_conn.peer_id
+        reason, asking = self._identified_peers.get(peer_id), peer_id in self._identify_inflight
+        super()._on_notifee_disconnected(conn)
+        if reason is not None and self._network.live(peer_id):
+            self._identified_peers[peer_id] = reason
+        if asking:  # the task ends by itself, and asks on the new connection
+            self._identify_inflight.add(peer_id)
 
     def _schedule_identify(self, peer_id: Any, *, reason: str) -> None:
         if peer_id == self.get_id() or peer_id in self._identify_inflight or peer_id in self._identified_peers:

@@ -240,6 +240,28 @@ async def test_a_peer_that_comes_back_is_the_same_peer_at_once() -> None:
             await until(lambda: not a.host.connections())
 
 
+async def test_a_peer_that_comes_back_before_its_loss_is_digested_is_asked_anew_what_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as a, running() as b:
+        b.host.serve("/echo/1", lambda stream: stream.send(b""))
+        await b.host.connect(a.address)
+        await until(lambda: "/echo/1" in a.host.protocols(b.host.peer_id))
+        told = a.host.network.notify_disconnected
+
+        async def late(conn: object) -> None:
+            await trio.sleep(0.5)
+            await told(conn)
+
+        monkeypatch.setattr(a.host.network, "notify_disconnected", late)
+        await b.host.disconnect(a.host.peer_id)
+        await until(lambda: not a.host.connections() and not b.host.connections())
+        await b.host.connect(a.address)
+        await until(lambda: "/echo/1" in a.host.protocols(b.host.peer_id))
+        await trio.sleep(0.6)
+        assert "/echo/1" in a.host.protocols(b.host.peer_id)
+
+
 async def test_blocking_what_is_no_peer_harms_nothing() -> None:
     async with running() as a, running() as b:
         a.host.block("nonsense")
