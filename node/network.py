@@ -74,34 +74,37 @@ async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]
     config, data, view = wiring.config, wiring.data, wiring.view
     file = SnapshotFile(data.swarm_path, view.message)
     with unwrapped(), trio.CancelScope() as leaving:
-        async with (
-            open_swarm(
-                lambda watcher: _listening(wiring, watcher),
-                wiring.identity.key,
-                config.network,
-                config.admission,
-                checker,
-                _Arrivals(wiring.pool),
-                round=wiring.round,
-                model=public_name(config.model.name),
-                peers_path=data.peers_path,
-                reputation_path=data.reputation_path,
-                say=view.message,
-                own_task=wiring.own_task,
-                advantage=config.training.advantage,
-            ) as swarm,
-            background() as nursery,
-        ):
-            beat = Beat()
-            nursery.start_soon(beat.run)
-            host = cast(Host, swarm.transport)
-            nursery.start_soon(run_finding, host, config.network, swarm.finder.found, view.message)
-            nursery.start_soon(_report, swarm, host, beat, file, view)
-            try:
-                yield swarm
-            finally:
-                leaving.deadline = trio.current_time() + LEAVE_SECONDS
-                file.remove()
+        try:
+            async with (
+                open_swarm(
+                    lambda watcher: _listening(wiring, watcher),
+                    wiring.identity.key,
+                    config.network,
+                    config.admission,
+                    checker,
+                    _Arrivals(wiring.pool),
+                    round=wiring.round,
+                    model=public_name(config.model.name),
+                    peers_path=data.peers_path,
+                    reputation_path=data.reputation_path,
+                    say=view.message,
+                    own_task=wiring.own_task,
+                    advantage=config.training.advantage,
+                ) as swarm,
+                background() as nursery,
+            ):
+                beat = Beat()
+                nursery.start_soon(beat.run)
+                host = cast(Host, swarm.transport)
+                nursery.start_soon(run_finding, host, config.network, swarm.finder.found, view.message)
+                nursery.start_soon(_report, swarm, host, beat, file, view)
+                try:
+                    yield swarm
+                finally:
+                    leaving.deadline = trio.current_time() + LEAVE_SECONDS
+        finally:
+            # Once nobody writes it any more.
+            file.remove()
 
 
 def public_name(model: str) -> str:
