@@ -188,7 +188,7 @@ async def test_a_partition_heals_and_both_sides_get_what_they_missed(
         await trio.sleep(15)
         await nodes[3].swarm.share(groups(400, 5), 7)
         await trio.sleep(1)
-        # What is new comes to all. What was missed comes at once to those that met again, to others with a regular visit.
+        # What is new comes to all. What was missed comes to those that met again, and to others with a regular visit.
         assert min(nodes[0].got(nodes[3]), nodes[1].got(nodes[3])) >= 5
         assert max(nodes[0].got(nodes[3]), nodes[1].got(nodes[3])) == 35
         await trio.sleep(75)
