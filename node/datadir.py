@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +10,7 @@ from types import TracebackType
 from node.config import Config
 from node.config_text import dump_toml
 from node.errors import NodeError
+from p2p.files import replace_file
 
 _LOCK_TRIES = 5
 _LOCK_PAUSE = 0.05
@@ -165,17 +165,7 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     Raises OSError, always with `path` as its file name.
     """
     try:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except OSError:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, data, mode)
         sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -5,14 +5,15 @@ import tempfile
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, readable by its owner alone: a crash leaves the old file or the new one.
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace `path` by `data`: a crash of the process leaves the old file or the new one.
 
     Raises OSError, with nothing left behind.
     """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
