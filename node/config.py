@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from node.api.settings import ApiSettings
 from node.errors import ConfigError
 from p2p.addresses import check_addresses, parse_address
 from p2p.ids import public_key_of
@@ -267,6 +268,7 @@ class Config(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     pool: PoolSettings = PoolSettings()
     storage: StorageSettings = StorageSettings()
+    api: ApiSettings = ApiSettings()
     log: LogSettings = LogSettings()
     sinks: SinkSettings = SinkSettings()
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 import trio
 
 from node import logs
+from node.api.current import CurrentLearner
 from node.background import background, unwrapped
 from node.config import Config
 from node.datadir import DataDir
@@ -84,7 +85,11 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                 if stream is None:
                     return
                 shared = DurablePool(pool, disk)
-                async with _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm:
+                policy = CurrentLearner(stop)
+                async with (
+                    _open_api(config, policy, view),
+                    _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm,
+                ):
                     parts = Parts(
                         config=config,
                         data=data,
@@ -102,6 +107,7 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                         seed=seed,
                         checkpoint=checkpoint,
                         current=current,
+                        policy=policy,
                     )
                     await Rounds(parts, rounds).run()
 
@@ -120,6 +126,19 @@ async def _open_stream(config: Config, seed: int, sandbox: Sandbox, checker: San
             if checker is not None:
                 nursery.start_soon(_tell_mix, checker, config.tasks.mix)
             return await TaskStream.open(sandbox, config.tasks.mix, seed)
+
+
+@asynccontextmanager
+async def _open_api(config: Config, policy: CurrentLearner, view: View) -> AsyncIterator[None]:
+    """The endpoint for other programs of this machine, if it is wanted."""
+    if not config.api.openai:
+        yield
+        return
+    # It brings an HTTP server, which most nodes need not load.
+    from node.api.server import open_api
+
+    async with open_api(config.api, policy, view.message):
+        yield
 
 
 @asynccontextmanager

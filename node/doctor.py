@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from node.config import Config
 from node.datadir import DataDir
+from node.doctor_engine import check_engine
 from node.doctor_network import Check, check_network
 from node.errors import NodeError, file_problem
 from node.identity import Identity
@@ -156,14 +157,16 @@ def _pool(path: Path) -> Check:
 
 
 def _model(config: Config) -> Iterator[Check]:
-    def check() -> Check:
-        from rl.models import resolve
+    from rl.models import resolve
 
+    try:
         resolved = resolve(config.model)
-        dtype = str(resolved.dtype).removeprefix("torch.")
-        return Check("model", "ok", f"{resolved.identity} on {resolved.device} in {dtype}, from {resolved.location}")
-
-    yield _guarded("model", check)
+    except (LearnerError, OSError) as error:
+        yield _problem("model", error)
+        return
+    dtype = str(resolved.dtype).removeprefix("torch.")
+    yield Check("model", "ok", f"{resolved.identity} on {resolved.device} in {dtype}, from {resolved.location}")
+    yield from check_engine(config.engine, resolved.location, resolved.device)
 
 
 def _verifiers(config: Config) -> Iterator[Check]:
@@ -216,7 +219,10 @@ _ISOLATION = {
 def _guarded(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except (NodeError, LearnerError, PoolError) as error:
-        return Check(name, "fail", str(error))
-    except OSError as error:
-        return Check(name, "fail", file_problem(error) or str(error))
+    except (NodeError, LearnerError, PoolError, OSError) as error:
+        return _problem(name, error)
+
+
+def _problem(name: str, error: Exception) -> Check:
+    text = file_problem(error) if isinstance(error, OSError) else None
+    return Check(name, "fail", text or str(error))

@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from pydantic import TypeAdapter
 
 from node.background import background
 from node.errors import NodeError
-from rl.errors import LearnerError, TrainingError
-from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from node.patience import patience
+from rl.engines.guard import ENGINE_LOST
+from rl.errors import LearnerError, PromptError, TrainingError
+from rl.rollouts import ChatAnswer, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
 from verifiers.base import Task
 from verifiers.codec import FrameError
@@ -30,9 +32,17 @@ _SCORED = TypeAdapter(list[ScoredGroup])
 _SAMPLING = TypeAdapter(Sampling)
 _STATS = TypeAdapter(UpdateStats)
 _FITS = TypeAdapter(list[bool])
+_CHAT_ANSWER = TypeAdapter(ChatAnswer)
 
 STOP_SECONDS = 30.0
 """How long a request that was told to stop may take to notice: it looks between decode steps and micro-batches."""
+
+START_SECONDS = 3600.0
+"""How long a learner may take to get its model, at least: a download is silent. One that takes longer goes on where it
+was with the next learner."""
+
+TIDY_SECONDS = 2.0
+"""How long the processes below a learner get to clean up after it (shared memory) before they are killed too."""
 
 _EXIT_SECONDS = 5.0
 _REMEMBERED_LINES = 20
@@ -51,6 +61,10 @@ class LearnerFailed(NodeError):
     """The learner could not do what it was asked and says why. Its policy is as it was."""
 
 
+class PromptRefused(LearnerFailed):
+    """The model's chat template or tokenizer refuses these messages; others may be answered."""
+
+
 class LearnerProcess:
     """One life of the learner. Get one from `open_learner`.
 
@@ -63,7 +77,8 @@ class LearnerProcess:
         self._on_progress = on_progress
         self._lock = trio.Lock()
         self._next_id = 0
-        self._deaf = False
+        self._verdict = ""
+        self._patience = START_SECONDS
         self.last_lines: deque[str] = deque(maxlen=_REMEMBERED_LINES)
         self.log_ended = trio.Event()
         self.description: dict[str, Any] = {}
@@ -76,10 +91,13 @@ class LearnerProcess:
     async def start(self, settings: LearnerSettings, trained: str | None) -> None:
         """Load the model. `trained` names the model that a checkpoint was made with, if there is one.
 
-        Raises LearnerFailed if the model cannot be had, LearnerDied if the process ends.
+        From then on it may be silent for `settings.engine.patience` seconds while it works. Raises LearnerFailed if the
+        model cannot be had, LearnerDied if the process ends or is taken for hung.
         """
+        self._patience = max(START_SECONDS, settings.engine.patience)
         await self._send({"settings": settings.model_dump(mode="json"), "trained": trained})
         answer = await self._frame()
+        self._patience = settings.engine.patience
         if "error" in answer:
             raise _failure(answer["error"])
         self.description = answer["ready"]
@@ -103,6 +121,27 @@ class LearnerProcess:
         """See `rl.protocols.Learner.update`. If it was applied before a cancellation reached it, it returns."""
         return _STATS.validate_python(await self._call("update", groups=_SCORED.dump_python(list(groups)), seed=seed))
 
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        seed: int,
+        on_text: Callable[[str], None] | None = None,
+    ) -> ChatAnswer:
+        """The policy's next turn in a chat (`sampling.samples` is 1); see `rl.chat`. `on_text` gets it as it comes.
+
+        Raises PromptRefused.
+        """
+        result = await self._call(
+            "chat",
+            on_text,
+            messages=[dict(message) for message in messages],
+            sampling=_SAMPLING.dump_python(sampling),
+            seed=seed,
+            stream=on_text is not None,
+        )
+        return _CHAT_ANSWER.validate_python(result)
+
     async def save(self, directory: Path) -> None:
         """Write policy and optimiser into an existing empty directory."""
         await self._call("save", directory=str(directory))
@@ -111,13 +150,13 @@ class LearnerProcess:
         """Take policy and optimiser from what `save` wrote."""
         await self._call("load", directory=str(directory))
 
-    async def _call(self, operation: str, **arguments: Any) -> Any:
+    async def _call(self, operation: str, on_text: Callable[[str], None] | None = None, /, **arguments: Any) -> Any:
         async with self._lock:
             self._next_id += 1
             identifier = self._next_id
             await self._send({"id": identifier, "op": operation, "args": arguments})
             try:
-                answer = await self._answer(identifier)
+                answer = await self._answer(identifier, on_text)
             except trio.Cancelled:
                 stopped = await self._stop(identifier)
                 if stopped is None or not stopped["ok"]:
@@ -132,38 +171,57 @@ class LearnerProcess:
     async def _send(self, frame: dict[str, Any]) -> None:
         """Send a whole frame: half of one would leave the learner waiting for the rest."""
         try:
-            with trio.CancelScope(shield=True), trio.fail_after(STOP_SECONDS):
-                await self._child.frames.send(frame)
+            with trio.CancelScope(shield=True):
+                async with patience(STOP_SECONDS):
+                    await self._child.frames.send(frame)
         except FrameError as error:
             # Nothing was sent, so the learner is as it was.
             raise LearnerFailed(f"too much for one request to the learner: {error}") from error
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
+        except trio.TooSlowError as error:
+            self._verdict = f"did not take a request within {STOP_SECONDS:g} s and was killed"
+            raise await self._died() from error
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise await self._died() from error
 
     async def _stop(self, identifier: int) -> Any:
         """Tell the learner to stop its work. Its answer, or None if it had to be killed (and can save no more)."""
         self._child.signal(signal.SIGTERM)
-        with trio.CancelScope(shield=True), trio.move_on_after(STOP_SECONDS):
-            with contextlib.suppress(LearnerDied):
-                return await self._answer(identifier)
+        try:
+            with trio.CancelScope(shield=True):
+                async with patience(STOP_SECONDS):
+                    return await self._answer(identifier)
+        except LearnerDied:
             return None
-        self._deaf = True
-        await self._child.kill()
-        return None
+        except trio.TooSlowError:
+            self._verdict = f"did not stop within {STOP_SECONDS:g} s and was killed; its last rounds will be done again"
+            await self._child.kill()
+            return None
 
-    async def _answer(self, identifier: int) -> Any:
+    async def _answer(self, identifier: int, on_text: Callable[[str], None] | None = None) -> Any:
         while True:
             answer = await self._frame()
             if answer.get("id") != identifier:
                 continue
+            if "busy" in answer:
+                continue
             if "progress" in answer:
                 self._on_progress(*answer["progress"])
+                continue
+            if "text" in answer:
+                if on_text is not None:
+                    on_text(answer["text"])
                 continue
             return answer
 
     async def _frame(self) -> Any:
+        """The next frame. Raises LearnerDied, also if none has come for so long that the learner must be hung."""
         try:
-            return await self._child.frames.receive()
+            async with patience(self._patience):
+                return await self._child.frames.receive()
+        except trio.TooSlowError as error:
+            what = "answer" if self.description else "get ready"
+            self._verdict = f"did not {what} for {self._patience:g} s ([engine] patience) and was killed"
+            raise await self._died() from error
         except (EOFError, FrameError, trio.ClosedResourceError) as error:
             raise await self._died() from error
 
@@ -171,8 +229,10 @@ class LearnerProcess:
         status = await self._child.kill()
         with trio.CancelScope(shield=True), trio.move_on_after(1):
             await self.log_ended.wait()
-        if self._deaf:
-            how = f"did not stop within {STOP_SECONDS:g} s and was killed; its last rounds will be done again"
+        if self._verdict:
+            how = self._verdict
+        elif status == ENGINE_LOST:
+            how = "lost a process of its engine and ended"
         elif status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
             if -status == signal.SIGKILL:
@@ -192,7 +252,7 @@ async def open_learner(on_progress: Progress, on_log: LogLine) -> AsyncIterator[
     """
     reader, writer = os.pipe()
     try:
-        child = spawn("rl.learner_child", env=_environment(), stderr=writer)
+        child = spawn("rl.learner_child", env=_environment(), stderr=writer, tidy=TIDY_SECONDS)
     except OSError:
         os.close(reader)
         raise
@@ -244,6 +304,8 @@ def _failure(error: dict[str, Any]) -> Exception:
         return OSError(error["errno"], error["message"])
     if error["type"] == TrainingError.__name__:
         return TrainingError(error["message"])
+    if error["type"] == PromptError.__name__:
+        return PromptRefused(error["message"])
     if error["type"] in _FORESEEN:
         return LearnerFailed(error["message"])
     return LearnerFailed(f"{error['type']}: {error['message']}\n{error['traceback']}")

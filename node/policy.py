@@ -54,7 +54,10 @@ def load_policy(config: Config) -> CurrentPolicy:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     checkpoints = checkpoints_of(config)
     checkpoint = checkpoints.newest()
-    learner = Learner(config.learner_settings(), checkpoint.state["model"] if checkpoint else None)
+    settings = config.learner_settings()
+    # Nothing is trained here, so the other ranks would be started for nothing.
+    alone = settings.model_copy(update={"training": settings.training.model_copy(update={"ranks": 1})})
+    learner = Learner(alone, checkpoint.state["model"] if checkpoint else None)
     for left in reversed(range(_TRIES)):
         if checkpoint is None:
             break

@@ -110,6 +110,13 @@ class Record(BaseModel):
     seconds_share: Seconds = 0.0
     """Wall-clock time spent keeping and sending own groups and choosing external ones, in seconds."""
 
+    engine_restarts: Count = 0
+    """How often the inference engine was started anew since the round before: rebuilt, or replaced together with its
+    whole process."""
+
+    seconds_sync: Seconds = 0.0
+    """Wall-clock time of handing the engine new weights, in seconds; a part of `seconds_generate`."""
+
 
 class MetricsFile:
     """`metrics.jsonl`. One process writes it (the one that holds the data directory's lock); any may read."""

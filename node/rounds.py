@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from node.api.current import CurrentLearner
 from node.config import Config
 from node.datadir import DataDir
 from node.disk import Disk
@@ -53,7 +54,7 @@ class Parts:
     """What a node is made of, wired once. Only the learner is replaced during its life.
 
     `checkpoint` is the newest good one, if whoever wired this has looked already: finding it reads all of it. `current`
-    is kept at the round in hand.
+    is kept at the round in hand, and `policy` is lent the learner while it trains.
     """
 
     config: Config
@@ -72,6 +73,7 @@ class Parts:
     seed: int
     checkpoint: Checkpoint | None = None
     current: CurrentRound = field(default_factory=CurrentRound)
+    policy: CurrentLearner = field(default_factory=CurrentLearner)
 
 
 class Rounds:
@@ -85,6 +87,8 @@ class Rounds:
         self._furthest = 0
         self._policy_step = 0
         self._failed_updates = 0
+        self._restarts = 0
+        self._told_restarts: dict[int, int] = {}
         self._waited = False
         self._outcomes: Counter[str] = Counter()
         self._counted = Counts()
@@ -104,6 +108,7 @@ class Rounds:
                     raise
                 # Rounds that are done again are no progress: a learner that dies in the same round each time would
                 # be started for ever.
+                self._restarts += 1
                 deaths = 1 if self._furthest > before else deaths + 1
                 if deaths == MAX_DEATHS:
                     raise LearnerDied(f"{error}\n{deaths} learners died and none got further; giving up") from error
@@ -132,10 +137,11 @@ class Rounds:
                 return
             await self._resume(checkpoint)
             self._introduce(learner)
-            with parts.stop.interruptible():
-                await self._wait_for_peers()
             try:
-                await self._train(learner)
+                async with parts.policy.lent(learner):
+                    with parts.stop.interruptible():
+                        await self._wait_for_peers()
+                    await self._train(learner)
             except (LearnerFailed, VerifierError):
                 # What failed was the round in hand; the policy is still that of the last finished one, unless the
                 # failure was such that the learner ended itself.
@@ -192,14 +198,16 @@ class Rounds:
         if result.stats is not None:
             self._policy_step = result.stats.policy_step
         counts = Counts.of(parts.swarm.totals())
-        record = _record_of(result, self._policy_step, counts.since(self._counted))
+        record = _record_of(result, self._policy_step, counts.since(self._counted), self._restarts)
 
         async def write() -> None:
             # It waits for the disk, which takes as long as the disk likes.
             await trio.to_thread.run_sync(parts.metrics.append, record)
 
         await parts.disk.write("metrics.jsonl", write)
-        self._counted = counts
+        self._counted, self._restarts = counts, 0
+        if record.engine_restarts:
+            self._told_restarts[record.round] = record.engine_restarts
         self._done = result.number
         parts.current.number = self._done + 1
         self._furthest = max(self._furthest, self._done)
@@ -279,6 +287,9 @@ class Rounds:
         self._cursor = checkpoint.state["cursor"] if checkpoint else self._first_cursor
         parts.stream.restore(self._cursor)
         parts.current.number = self._done + 1
+        # They happened, and are told by the next record if the one that told of them is dropped.
+        self._restarts += sum(count for number, count in self._told_restarts.items() if number > self._done)
+        self._told_restarts.clear()
 
         async def rewind() -> int:
             # Only now is it known that this configuration runs; `eval` and its like go by the file.
@@ -340,8 +351,8 @@ def _plan(parts: Parts) -> RoundPlan:
     )
 
 
-def _record_of(result: RoundResult, policy_step: int, counts: Counts) -> Record:
-    """`counts`: what has come since the last record."""
+def _record_of(result: RoundResult, policy_step: int, counts: Counts, replaced: int) -> Record:
+    """`counts` and `replaced` (learners that were): since the last record."""
     stats = result.stats
     # Without a step there is no loss to speak of; 0 would read as one.
     stepped = stats if stats is not None and stats.tokens_trained > 0 else None
@@ -363,12 +374,14 @@ def _record_of(result: RoundResult, policy_step: int, counts: Counts) -> Record:
         clip_fraction=stepped.clip_fraction if stepped else None,
         entropy=stepped.entropy if stepped else None,
         grad_norm=stepped.grad_norm if stepped else None,
-        engine_logprob_gap=stepped.engine_logprob_gap if stepped else None,
+        engine_logprob_gap=stats.engine_logprob_gap if stats else None,
         peers=counts.peers,
         batches_sent=result.batches_sent,
         batches_received=counts.batches_received,
         rejected={**counts.rejected, **({"unscored": result.unscored} if result.unscored else {})},
         seconds_share=result.seconds_share,
+        engine_restarts=replaced + (stats.engine_restarts if stats else 0),
+        seconds_sync=stats.seconds_sync if stats else 0.0,
     )
 
 

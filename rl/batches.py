@@ -16,6 +16,12 @@ PAIRS_PER_TOKEN = 1000
 """Attention pairs that cost as much time as one token in all other layers, measured with SmolLM2-135M on a CPU in
 bfloat16 (prompts of 50 to 800 tokens, completions of 32 and 256). A larger model's share of attention is smaller."""
 
+EVEN = 1.1
+"""How much more than its part of all positions a rank may get."""
+
+MOST_EACH = 4
+"""Micro-batches a rank gets in the finest plan that is tried for the sake of evenness."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
@@ -89,6 +95,39 @@ def plan(groups: Iterable[Group], budget: int, *, packing: bool = True) -> list[
         else:
             current.append(part)
     return batches
+
+
+def share_out(groups: Sequence[Group], budget: int, ranks: int, *, packing: bool = True) -> list[list[list[Group]]]:
+    """The micro-batches of each rank, planned so that all have about equally much to do; some may have none.
+
+    With few or uneven micro-batches they are made smaller than `budget`. The same in every rank that asks.
+    """
+    if ranks == 1:
+        return [plan(groups, budget, packing=packing)]
+    whole = sum(map(padded_size, plan(groups, budget, packing=packing)))
+    # Smaller ones repeat prompts more often, so the first that is even enough is taken.
+    smaller = (-(-whole // (ranks * each)) for each in range(1, MOST_EACH + 1))
+    plans: list[list[list[list[Group]]]] = []
+    for limit in [budget, *(size for size in smaller if size < budget)]:
+        plans.append(_deal(plan(groups, limit, packing=packing), ranks))
+        if _longest(plans[-1]) * ranks <= EVEN * whole:
+            return plans[-1]
+    return min(plans, key=_longest)
+
+
+def _deal(batches: Sequence[list[Group]], ranks: int) -> list[list[list[Group]]]:
+    """Each micro-batch, the largest first, goes to the rank that has least."""
+    shares: list[list[list[Group]]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for batch in sorted(batches, key=padded_size, reverse=True):
+        least = loads.index(min(loads))
+        shares[least].append(batch)
+        loads[least] += padded_size(batch)
+    return shares
+
+
+def _longest(shares: Sequence[Sequence[Sequence[Group]]]) -> int:
+    return max(sum(map(padded_size, share)) for share in shares)
 
 
 def padded_size(parts: Sequence[Group]) -> int:

@@ -25,6 +25,10 @@ class OutOfMemory(LearnerError):
     """Memory ran out even with the smallest batch. Policy and optimiser are as they were before."""
 
 
+class EngineError(LearnerError):
+    """The inference engine failed, or does not sample from the current policy. The policy is as it was."""
+
+
 class CheckpointError(LearnerError):
     """A saved policy cannot be loaded: damaged, or made with another model or other adapter settings."""
 
@@ -35,3 +39,10 @@ class AnswerError(LearnerError):
 
 class Stopped(LearnerError):
     """The work was stopped on request. Policy and optimiser are as they were before it."""
+
+
+class RankLost(Exception):
+    """One of the processes that share the learning step is gone, or does not do what the others do.
+
+    Not a LearnerError: no learner can go on after it, only another one from the last checkpoint.
+    """

@@ -5,11 +5,9 @@ randomness derives from the seeds that calls are given, so weights and optimiser
 """
 
 import importlib.metadata
-import io
-import json
 import logging
-import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +15,18 @@ import torch
 
 from rl.batches import Group, Row
 from rl.engines.base import InferenceEngine
-from rl.engines.choice import open_engine
-from rl.errors import CheckpointError, ModelError, PromptError
-from rl.models import resolve
-from rl.optimizer import read_state, set_state
+from rl.engines.live import LiveEngine
+from rl.errors import LearnerError, ModelError, PromptError, RankLost
+from rl.leader import open_ranks
+from rl.models import ResolvedModel, resolve
 from rl.policy import Policy
 from rl.prompts import Message, decode, encode_completion, render, render_messages
+from rl.ranks import together
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.saved import read_policy, save_policy, set_policy
 from rl.settings import LearnerSettings
 from rl.weights import write_tensors
-from rl.work import Progress, Stop, check_stop, is_out_of_memory, never, no_progress, out_of_memory_as
+from rl.work import Progress, Stop, check_stop, never, no_progress
 from verifiers.base import Task
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,6 @@ MIN_EXTERNAL_TOKENS = 128
 """So many tokens may always be trained on: they cost little, and a node that answers in a word reads those that use
 sentences."""
 
-FORMAT = 1
-STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
-
 
 class Learner:
     """See the module. `stop` is asked during long work; once it says yes, generate and update raise Stopped."""
@@ -55,10 +52,24 @@ class Learner:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.settings = settings
-        self.policy = Policy(resolve(settings.model, trained), settings)
+        self.policy = _open_policy(resolve(settings.model, trained), settings)
         self.tokenizer = self.policy.tokenizer
-        self.engine: InferenceEngine = open_engine(settings.engine, self.policy)
+        self._live = LiveEngine(settings, self.policy)
         self._stop = stop
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """What samples. Opened when it is first needed."""
+        return self._live.engine
+
+    def open_engine(self) -> None:
+        """Open the engine now instead of at the first sampling. Raises EngineError, OutOfMemory."""
+        log.info("engine %s: %s", self.engine.name, self._live.why)
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its completion together that can be sampled."""
+        return min(self.policy.context, self.engine.context)
 
     def generate(
         self,
@@ -72,12 +83,12 @@ class Learner:
         """Sample a group for each task, in order. `base` asks the model before any training.
 
         A task that does not fit the model's context is left out with a warning, so there may be fewer groups than
-        tasks: each names its own. Raises PromptError if no task fits, Stopped, OutOfMemory.
+        tasks: each names its own. Raises PromptError if no task fits, Stopped, OutOfMemory, EngineError.
         """
         check_stop(self._stop)
-        fitting = self._prompts(tasks, self.policy.context - sampling.max_new_tokens)
+        fitting = self._prompts(tasks, self.context - sampling.max_new_tokens)
         prompts = [prompt for _, prompt in fitting]
-        sampled = self.engine.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress)
+        sampled = self._live.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress)
         step = 0 if base else self.policy.step
         return [
             RolloutGroup(
@@ -110,8 +121,10 @@ class Learner:
         """
         check_stop(self._stop)
         stats = self.policy.update(self._tokenised(groups), seed, stop=self._stop, progress=progress)
-        self.engine.refresh()
-        return stats
+        self._live.refresh()
+        vitals = self._live.take()
+        gap = vitals.gap if stats.engine_logprob_gap is None else stats.engine_logprob_gap
+        return replace(stats, engine_logprob_gap=gap, engine_restarts=vitals.restarts, seconds_sync=vitals.seconds_sync)
 
     def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """Whether each of these groups of others is worth a place in an update.
@@ -178,7 +191,7 @@ class Learner:
     ) -> Completion:
         """The policy's next turn in a chat, or the base model's. `say` gets its text piece by piece as it comes."""
         prompt = render_messages(self.tokenizer, messages)
-        if len(prompt) + sampling.max_new_tokens > self.policy.context:
+        if len(prompt) + sampling.max_new_tokens > self.context:
             raise PromptError(f"the chat is {len(prompt)} tokens long, too much for this model: start a new one")
         tokens: list[int] = []
         said = ""
@@ -193,54 +206,22 @@ class Learner:
                 said = text
 
         one = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_p)
-        [[s]] = self.engine.generate([prompt], one, seed, base=base, stop=self._stop, progress=no_progress, emit=emit)
+        heard = None if say is None else emit
+        [[s]] = self._live.generate([prompt], one, seed, base=base, stop=self._stop, progress=no_progress, emit=heard)
         return Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs)
 
     def save(self, directory: Path) -> None:
         """Write policy and optimiser into an existing directory: the adapter as peft reads it. Raises OSError."""
-        self.policy.weights.save(directory)
-        # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
-        optimizer = io.BytesIO()
-        torch.save(self.policy.optimizer.state_dict(), optimizer)
-        (directory / OPTIMIZER_FILE).write_bytes(optimizer.getbuffer())
-        state = {
-            "format": FORMAT,
-            "model": self.policy.resolved.identity,
-            "step": self.policy.step,
-            "lora": self.settings.lora.model_dump(),
-        }
-        (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
+        save_policy(self.policy, self.settings.lora, directory)
 
     def load(self, directory: Path) -> None:
         """Take policy and optimiser from what `save` wrote. Raises CheckpointError or OutOfMemory; nothing has changed
         then.
         """
-        state = _read_state(directory / STATE_FILE)
-        mine = {"model": self.policy.resolved.identity, "lora": self.settings.lora.model_dump()}
-        for key, value in mine.items():
-            if state[key] != value:
-                raise CheckpointError(
-                    f"the checkpoint in {directory} was made with {key} {state[key]!r} and this node has {value!r}: "
-                    "restore that setting or start with an empty data directory"
-                )
-        with out_of_memory_as(f"the checkpoint in {directory} does not fit in memory: free some"):
-            values = self.policy.weights.read(directory)
-            optimizer = self._read_optimizer(directory / OPTIMIZER_FILE)
-        self.policy.weights.restore(values)
-        set_state(self.policy.optimizer, optimizer)
-        self.policy.step = int(state["step"])
-        self.engine.refresh()
-
-    def _read_optimizer(self, path: Path) -> list[dict[str, torch.Tensor]]:
-        try:
-            # A pickle may run any program; with `weights_only` torch refuses all but tensors and plain values.
-            return read_state(self.policy.optimizer, torch.load(path, map_location="cpu", weights_only=True))
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(f"{path} holds something else than an optimiser's state") from error
-        except (OSError, RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError) as error:
-            if is_out_of_memory(error):
-                raise
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+        ranks = self.policy.ranks
+        ranks.tell("load", directory=directory)
+        set_policy(self.policy, together(ranks, lambda: read_policy(self.policy, self.settings.lora, directory)))
+        self._live.refresh()
 
     def describe(self) -> dict[str, Any]:
         """What is running: plain values for a person or a log."""
@@ -254,9 +235,10 @@ class Learner:
             "dtype": str(resolved.dtype).removeprefix("torch."),
             "device": resolved.device,
             "context": self.policy.context,
-            "engine": self.engine.name,
+            **self._live.describe(),
             "policy_step": self.policy.step,
             "token_budget": self.policy.token_budget,
+            "ranks": self.policy.ranks.size,
             "threads": torch.get_num_threads(),
             "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "peft")},
         }
@@ -278,20 +260,18 @@ class Learner:
         self.tokenizer.save_pretrained(directory)
 
     def close(self) -> None:
-        """Give back what the engine holds."""
-        self.engine.close()
+        """Give back what the engine holds, and end the other ranks."""
+        self._live.close()
+        self.policy.ranks.close()
 
 
-def _read_state(path: Path) -> dict[str, Any]:
+def _open_policy(resolved: ResolvedModel, settings: LearnerSettings) -> Policy:
+    """A policy, and the other ranks that train it."""
+    ranks = open_ranks(settings, resolved)
     try:
-        state = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if (
-        not isinstance(state, dict)
-        or state.get("format") != FORMAT
-        or not {"model", "lora"} <= state.keys()
-        or not isinstance(state.get("step"), int)
-    ):
-        raise CheckpointError(f"{path} is not of format {FORMAT}: another version of swarmnode wrote it")
-    return state
+        policy = Policy(resolved, settings, ranks)
+        ranks.join()
+    except (LearnerError, RankLost, OSError):
+        ranks.close()
+        raise
+    return policy

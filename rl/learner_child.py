@@ -2,7 +2,8 @@
 
 Frames. First comes {"settings", "trained"}, answered with {"ready": description} or {"error"} and the end. Then each
 request {"id", "op", "args"} is answered with {"id", "ok": true, "result"} or {"id", "ok": false, "error"}; before that
-may come any number of {"id", "progress": [done, total, unit]} and, for chat, {"id", "text": piece}. An error is
+may come any number of {"id", "progress": [done, total, unit]}, of {"id", "busy": true}, which says that the work goes
+on, and, for chat, of {"id", "text": piece}. An error is
 {"type", "message", "traceback"}. The types of `rl.errors`, OSError and ValidationError leave the learner usable; any
 other ends the process after it is sent.
 
@@ -13,19 +14,20 @@ and describe still work. SIGINT is the parent's alone. The end of the channel en
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rl.errors import AnswerError, LearnerError, Stopped
-from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
+from rl.chat import chat
+from rl.engines import guard
+from rl.errors import AnswerError, LearnerError, RankLost, Stopped
+from rl.logs import log_to_stderr, silence_libraries
+from rl.rollouts import ChatAnswer, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
 from verifiers.base import Task
 from verifiers.codec import FrameError
@@ -36,7 +38,7 @@ SAMPLING = TypeAdapter(Sampling)
 ROLLOUTS = TypeAdapter(list[RolloutGroup])
 SCORED = TypeAdapter(list[ScoredGroup])
 STATS = TypeAdapter(UpdateStats)
-COMPLETION = TypeAdapter(Completion)
+CHAT_ANSWER = TypeAdapter(ChatAnswer)
 
 PROGRESS_SECONDS = 0.1
 """Least time between two progress frames: a person sees no more, and the parent has other things to do."""
@@ -47,20 +49,46 @@ LESS = {
 }
 """What to change when the answer to an operation does not fit a frame."""
 
+BUSY_SECONDS = 1.0
+"""Least time between two frames that say no more than that the work goes on."""
+
 log = logging.getLogger(__name__)
 
 
-class _OneLine(logging.Formatter):
-    """One line a record, which is what the parent reads."""
+class _Stop:
+    """Asked by long work whether to stop. That it asks shows that it goes on, and the parent is told so."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).replace("\n", " | ")
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._requested = threading.Event()
+        self._told = 0.0
+        self._request: int | None = None
+
+    def work_on(self, request: int | None) -> None:
+        """The request in hand from now on."""
+        self._request = request
+        self._told = time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if self._request is not None and now - self._told >= BUSY_SECONDS:
+            self._told = now
+            self._channel.send({"id": self._request, "busy": True})
+        return self._requested.is_set()
+
+    def set(self) -> None:
+        """Stop from now on. Called by a signal handler, which may interrupt a send."""
+        self._requested.set()
+
+    def is_set(self) -> bool:
+        """Whether to stop, without telling anybody."""
+        return self._requested.is_set()
 
 
 class _Server:
     """Answers requests on a channel until it ends."""
 
-    def __init__(self, channel: Channel, learner: Any, stopping: threading.Event) -> None:
+    def __init__(self, channel: Channel, learner: Any, stopping: _Stop) -> None:
         self._channel = channel
         self._learner = learner
         self._stopping = stopping
@@ -89,7 +117,15 @@ class _Server:
         try:
             if self._stopping.is_set() and operation in ("generate", "fits", "update", "chat", "load"):
                 raise Stopped("the learner is stopping")
-            result = self._operations[operation](number, request["args"])
+            self._stopping.work_on(number)
+            try:
+                result = self._operations[operation](number, request["args"])
+            finally:
+                self._stopping.work_on(None)
+        except RankLost as error:
+            # Not an answer but the end, which the node sees: the next learner goes on from the last checkpoint.
+            log.error("%s", error)
+            os._exit(1)
         # A full disk and a malformed request leave the learner as it was; after anything else nobody knows.
         except (LearnerError, OSError, ValidationError) as error:
             self._channel.send({"id": number, "ok": False, "error": describe_error(error)})
@@ -123,13 +159,14 @@ class _Server:
         return STATS.dump_python(self._learner.update(groups, int(args["seed"]), progress=self._progress(number)))
 
     def _chat(self, number: int, args: Mapping[str, Any]) -> Any:
-        completion = self._learner.chat(
+        answer = chat(
+            self._learner,
             args["messages"],
             SAMPLING.validate_python(args["sampling"]),
             int(args["seed"]),
-            say=lambda text: self._channel.send({"id": number, "text": text}),
+            (lambda text: self._channel.send({"id": number, "text": text})) if args.get("stream", True) else None,
         )
-        return COMPLETION.dump_python(completion)
+        return CHAT_ANSWER.dump_python(answer)
 
     def _progress(self, number: int) -> Callable[[int, int, str], None]:
         last = -PROGRESS_SECONDS
@@ -154,25 +191,15 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("rl").setLevel(logging.INFO)
-    logging.captureWarnings(True)
-    # These tell the developers of one library what to change for the next release of another.
-    for category in (FutureWarning, DeprecationWarning, PendingDeprecationWarning):
-        warnings.filterwarnings("ignore", category=category)
-
-
 def main() -> int:
     """Serve one parent. Returns the exit status."""
     die_with_parent()
-    stopping = threading.Event()
+    guard.announce(os.environ)
+    channel = Channel.inherited()
+    stopping = _Stop(channel)
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _log_to_stderr()
-    channel = Channel.inherited()
+    log_to_stderr()
     try:
         first = channel.receive()
     except EOFError:
@@ -180,18 +207,14 @@ def main() -> int:
     # Threads that spin while they wait starve whatever else runs here, the sandbox and other nodes among it. Read when
     # torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Bars are for a terminal, and this process writes lines for its parent. Read when the libraries are imported.
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    from transformers.utils import logging as transformers_logging
-
+    silence_libraries()
     from rl.learner import Learner
 
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers_logging.disable_default_handler()
-    transformers_logging.enable_propagation()
     try:
         settings = LearnerSettings.model_validate(first["settings"])
-        learner = Learner(settings, first.get("trained"), stop=stopping.is_set)
+        learner = Learner(settings, first.get("trained"), stop=stopping)
+        learner.open_engine()
+        learner.open_engine()
     except (LearnerError, OSError, ValidationError, RuntimeError) as error:
         channel.send({"error": describe_error(error)})
         return 1
@@ -200,6 +223,10 @@ def main() -> int:
     learner.close()
     return 0
 
+
+if __name__ == "__mp_main__":
+    # A process below the learner imports its parent's main module first of all, seconds before anything of vLLM.
+    guard.end_with_parent()
 
 if __name__ == "__main__":
     # As a module of its own, so that the types in its frames have one home.

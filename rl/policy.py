@@ -1,7 +1,8 @@
 """The policy: a language model, what of it trains, its optimiser, and the learning step on groups of token ids.
 
 Invariants. The model is always in eval mode, so dropout never makes a training log-prob differ from a sampled one.
-An update either happens completely or, whatever stops it, leaves weights and optimiser as they were.
+An update either happens completely or, whatever stops it, leaves weights and optimiser as they were. Several ranks
+(`rl.ranks`) make the same update, each with its share of the micro-batches.
 """
 
 import logging
@@ -17,14 +18,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl.attention import use_fast_decoding
-from rl.batches import Group, MicroBatch, Row, collate, padded_size, plan
-from rl.errors import ModelError, OutOfMemory, Stopped, TrainingError
+from rl.batches import Group, MicroBatch, Row, collate, padded_size, share_out
+from rl.errors import ModelError, OutOfMemory, RankLost, Stopped, TrainingError
 from rl.head import token_scores
 from rl.loss import TokenBatch, policy_loss, token_weights
 from rl.models import ResolvedModel
 from rl.optimizer import copy_state, farthest, make_adamw, set_state
+from rl.ranks import Alone, Ranks, together
 from rl.rollouts import UpdateStats
 from rl.settings import LearnerSettings
+from rl.totals import Totals
 from rl.weights import Weights
 from rl.work import Progress, Stop, check_stop, first_line, is_out_of_memory, never, no_progress, out_of_memory_as
 
@@ -44,19 +47,6 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _Totals:
-    """Sums over the tokens of one optimiser step (`gap`: over all tokens with a sampled log-prob, first pass only)."""
-
-    loss: float = 0.0
-    clipped: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0
-    tokens: int = 0
-    gap: float = 0.0
-    gap_tokens: int = 0
-
-
-@dataclass(slots=True)
 class _Known:
     """Log-probs computed before the first optimiser step: of the old policy and of the base model."""
 
@@ -67,8 +57,10 @@ class _Known:
 class Policy:
     """A model that is trained. `step` counts optimiser steps, `token_budget` is the one in force."""
 
-    def __init__(self, resolved: ResolvedModel, settings: LearnerSettings) -> None:
+    def __init__(self, resolved: ResolvedModel, settings: LearnerSettings, ranks: Ranks | None = None) -> None:
+        """Load the model. `ranks` are those that make its updates. Raises ModelError, OutOfMemory."""
         self.resolved = resolved
+        self.ranks = Alone() if ranks is None else ranks
         self.settings = settings.training
         self.max_new_tokens = settings.sampling.max_new_tokens
         self.step = 0
@@ -158,21 +150,45 @@ class Policy:
     def logprobs(self, groups: Sequence[Group], *, base: bool = False, stop: Stop = never) -> dict[Row, Tensor]:
         """Log-probs (nats, float32, [tokens of the row]) of every row under the policy, or the base model.
 
-        Raises Stopped, and OutOfMemory if even the longest row alone does not fit.
+        This rank alone computes them. Raises Stopped, and OutOfMemory if even the longest row alone does not fit.
         """
         with torch.no_grad(), self.weights.base() if base else nullcontext():
-            return self._within_memory(lambda: self._logprobs(groups, stop), groups)
+            return self._within_memory(lambda: self._logprobs(self._plan(groups, 1)[0], stop), groups, 1)
 
-    def _logprobs(self, groups: Sequence[Group], stop: Stop) -> dict[Row, Tensor]:
+    def _shared_logprobs(self, groups: Sequence[Group], *, base: bool, stop: Stop) -> dict[Row, Tensor]:
+        """What `logprobs` gives, computed by all ranks."""
+        if self.ranks.size == 1:
+            return self.logprobs(groups, base=base, stop=stop)
+        with torch.no_grad(), self.weights.base() if base else nullcontext():
+            own = self._within_memory(
+                lambda: together(self.ranks, lambda: self._logprobs(self._share(groups), stop)), groups
+            )
+        rows = [row for group in groups for row in group.rows]
+        numbers = {row: number for number, row in enumerate(rows)}
+        found = self.ranks.gather([(numbers[row], values.cpu().numpy()) for row, values in own.items()])
+        device = self.resolved.device
+        return {rows[number]: torch.from_numpy(v).to(device) for part in found for number, v in part}
+
+    def _plan(self, groups: Sequence[Group], ranks: int) -> list[list[list[Group]]]:
+        return share_out(groups, self.token_budget, ranks, packing=self.packing)
+
+    def _share(self, groups: Sequence[Group]) -> list[list[Group]]:
+        """The micro-batches of this rank."""
+        return self._plan(groups, self.ranks.size)[self.ranks.rank]
+
+    def _logprobs(self, batches: Sequence[list[Group]], stop: Stop) -> dict[Row, Tensor]:
         known: dict[Row, Tensor] = {}
-        for parts in plan(groups, self.token_budget, packing=self.packing):
+        for parts in batches:
             check_stop(stop)
             batch = collate(parts, self.resolved.device, self.resolved.dtype)
             known.update(zip(batch.rows, torch.split(self._forward(batch)[0], batch.lengths), strict=True))
         return known
 
-    def _within_memory(self, work: Callable[[], T], groups: Sequence[Group]) -> T:
-        """Do `work`, which plans `groups` by the token budget, halving the budget as often as memory runs out."""
+    def _within_memory(self, work: Callable[[], T], groups: Sequence[Group], ranks: int | None = None) -> T:
+        """Do `work`, which plans `groups` by the token budget, halving the budget as often as memory runs out.
+
+        `ranks` is how many share the work: all of them unless it is given.
+        """
         while True:
             try:
                 return work()
@@ -184,7 +200,8 @@ class Policy:
             self.weights.zero_grad()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            largest = max(map(padded_size, plan(groups, self.token_budget, packing=self.packing)))
+            planned = self._plan(groups, ranks or self.ranks.size)
+            largest = max(padded_size(batch) for share in planned for batch in share)
             longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
             if largest <= longest:
                 raise OutOfMemory(
@@ -207,12 +224,19 @@ class Policy:
         """
         live = [group for group in groups if self._has_gradient(group)]
         if not live:
-            return self._stats([], [], _Totals(), 0)
+            return self._stats([], [], Totals(), 0)
+        self.ranks.tell("update", groups=groups, seed=seed, token_budget=self.token_budget)
+        with self.ranks.computing():
+            return self._update(groups, live, seed, stop, progress)
+
+    def _update(
+        self, groups: Sequence[Group], live: Sequence[Group], seed: int, stop: Stop, progress: Progress
+    ) -> UpdateStats:
         random = Random(seed)
         steps = [s for _ in range(self.settings.epochs) for s in self._shuffled(groups, random)]
         steps = [s for s in steps if any(map(self._has_gradient, s))]
         known, first = self._before(live, several=len(steps) > 1, stop=stop)
-        totals: list[_Totals] = []
+        totals: list[Totals] = []
         norms: list[float] = []
         planned = sum(group.trained for step in steps for group in step if self._has_gradient(group))
 
@@ -221,7 +245,6 @@ class Policy:
 
         with self._undone_on_error(several=len(steps) > 1):
             for step in steps:
-                check_stop(stop)
                 total, norm = self._optimiser_step(step, known, stop, tell)
                 totals.append(total)
                 norms.append(norm)
@@ -235,23 +258,22 @@ class Policy:
         count = min(self.settings.minibatches, len(groups))
         return (order[start::count] for start in range(count))
 
-    def _before(self, live: Sequence[Group], *, several: bool, stop: Stop) -> tuple[_Known, _Totals]:
+    def _before(self, live: Sequence[Group], *, several: bool, stop: Stop) -> tuple[_Known, Totals]:
         """What must be known before weights change. With a single step the old policy is the one that trains."""
-        known, totals = _Known(), _Totals()
+        known, totals = _Known(), Totals()
         if several:
-            known.old = self.logprobs(live, stop=stop)
+            known.old = self._shared_logprobs(live, base=False, stop=stop)
             for row, logprobs in known.old.items():
-                _add_gap(totals, row, logprobs)
+                totals.add_gap(row, logprobs)
         if self.settings.kl > 0:
-            known.reference = self.logprobs(live, base=True, stop=stop)
+            known.reference = self._shared_logprobs(live, base=True, stop=stop)
         return known, totals
 
     @contextmanager
     def _undone_on_error(self, *, several: bool) -> Iterator[None]:
         # A single step changes nothing before all that can fail has succeeded, so it needs no copy.
         step = self.step
-        with out_of_memory_as("no memory for a copy of what trains: set training.epochs and training.minibatches to 1"):
-            saved = (self.weights.snapshot(), copy_state(self.optimizer)) if several else None
+        saved = together(self.ranks, self._copy) if several else None
         try:
             yield
         except (TrainingError, OutOfMemory, Stopped):
@@ -262,14 +284,26 @@ class Policy:
                 self.step = step
             raise
 
+    def _copy(self) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+        with out_of_memory_as("no memory for a copy of what trains: set training.epochs and training.minibatches to 1"):
+            return self.weights.snapshot(), copy_state(self.optimizer)
+
     def _optimiser_step(
         self, groups: Sequence[Group], known: _Known, stop: Stop, tell: Callable[[int], None]
-    ) -> tuple[_Totals, float]:
+    ) -> tuple[Totals, float]:
         rows = [row for group in groups for row in group.rows]
         each = token_weights([len(row.tokens) for row in rows], self.settings.loss, self.max_new_tokens)
         weights = dict(zip(rows, each, strict=True))
         live = [group for group in groups if self._has_gradient(group)]
-        totals = self._within_memory(lambda: self._accumulate(live, weights, known, stop, tell), live)
+
+        def accumulate() -> tuple[Totals, list[bool]]:
+            share = self._share(live)
+            own = sum(part.trained for batch in share for part in batch)
+            part = sum(group.trained for group in live) / max(1, own)
+            totals = self._accumulate(share, weights, known, stop, lambda done: tell(round(done * part)))
+            return totals, self.weights.complete_grad() if self.ranks.size > 1 else []
+
+        totals = self._add_up(*self._within_memory(lambda: together(self.ranks, accumulate), live))
         with out_of_memory_as(f"the gradients {TOO_LARGE}"):
             norm = self._apply()
         self.step += 1
@@ -277,9 +311,27 @@ class Policy:
         self.weights.publish()
         return totals, norm
 
+    def _add_up(self, own: Totals, reached: Sequence[bool]) -> Totals:
+        """Make this rank's gradients and totals those of all ranks. Raises RankLost if their weights differ."""
+        if self.ranks.size == 1:
+            return own
+        totals, digests, reaches = zip(*self.ranks.gather((own, self.weights.digest(), reached)), strict=True)
+        if len(set(digests)) > 1:
+            raise RankLost("the ranks of this learner hold different weights: their gradients cannot be added up")
+        # A weight without any gradient is not to decay, as with a single rank.
+        for master, *reach in zip(self.weights.masters, *reaches, strict=True):
+            master.grad = master.grad if any(reach) else None
+        self.ranks.sum([master.grad for master in self.weights.masters if master.grad is not None])
+        return Totals.of(totals)
+
     def _apply(self) -> float:
         """Step along the gradients, clipped; returns their norm before. Nothing has changed if it raises."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.weights.masters, self.settings.max_grad_norm))
+        masters, limit = self.weights.masters, self.settings.max_grad_norm
+        gradients = [master.grad for master in masters if master.grad is not None]
+        norm = together(self.ranks, lambda: float(torch.nn.utils.get_total_norm(gradients)))
+        # Sums over threads round by their number, and all ranks have to scale by the same.
+        norm = self.ranks.gather(norm)[0]
+        torch.nn.utils.clip_grads_with_norm_(masters, limit, torch.tensor(norm))
         if not math.isfinite(norm):
             raise TrainingError(
                 f"the gradient's norm is {norm}: this update was not made; lower training.lr if it recurs"
@@ -287,12 +339,12 @@ class Policy:
         for setting in self.optimizer.param_groups:
             setting.update(lr=self.learning_rate, weight_decay=self.settings.weight_decay, betas=self.settings.betas)
         # A bfloat16 copy of a weight is the first to overflow.
-        if not farthest(self.optimizer, min(norm, self.settings.max_grad_norm)) < LARGEST:
+        if not together(self.ranks, lambda: farthest(self.optimizer, min(norm, limit))) < LARGEST:
             raise TrainingError(
                 "the weights, or what the optimiser remembers, are not finite or about to leave the range of numbers: "
                 "this update was not made; go back to an older checkpoint and lower training.lr"
             )
-        self.optimizer.step()
+        together(self.ranks, self.optimizer.step)
         return norm
 
     @property
@@ -305,17 +357,18 @@ class Policy:
 
     def _accumulate(
         self,
-        groups: Sequence[Group],
+        batches: Sequence[list[Group]],
         weights: Mapping[Row, float],
         known: _Known,
         stop: Stop,
         tell: Callable[[int], None],
-    ) -> _Totals:
-        """Gradients of one optimiser step, from none, over micro-batches. `tell` gets the tokens done, from 0."""
+    ) -> Totals:
+        """Gradients from none over these micro-batches. `tell` gets the tokens done, from 0."""
         self.weights.zero_grad()
-        totals = _Totals()
+        totals = Totals()
         tell(0)
-        for parts in plan(groups, self.token_budget, packing=self.packing):
+        check_stop(stop)
+        for parts in batches:
             check_stop(stop)
             batch = collate(parts, self.resolved.device, self.resolved.dtype)
             logprobs, entropy = self._forward(batch)
@@ -336,7 +389,7 @@ class Policy:
             totals.entropy += float(entropy.sum())
             totals.tokens += len(batch.targets)
             for row, values in zip(batch.rows, torch.split(logprobs.detach(), batch.lengths), strict=True):
-                _add_gap(totals, row, values)
+                totals.add_gap(row, values)
             tell(totals.tokens)
         return totals
 
@@ -358,7 +411,7 @@ class Policy:
             reference=recall(known.reference) if known.reference else None,
         )
 
-    def _stats(self, totals: list[_Totals], norms: list[float], first: _Totals, trained: int) -> UpdateStats:
+    def _stats(self, totals: list[Totals], norms: list[float], first: Totals, trained: int) -> UpdateStats:
         tokens = max(1, sum(total.tokens for total in totals))
         steps = max(1, len(totals))
         return UpdateStats(
@@ -373,9 +426,3 @@ class Policy:
             engine_logprob_gap=first.gap / first.gap_tokens if first.gap_tokens else None,
             token_budget=self.token_budget,
         )
-
-
-def _add_gap(totals: _Totals, row: Row, logprobs: Tensor) -> None:
-    if row.sampled is not None:
-        totals.gap += float((logprobs - torch.tensor(row.sampled, device=logprobs.device)).abs().sum())
-        totals.gap_tokens += len(row.tokens)

@@ -71,13 +71,30 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """The policy's turn in a chat: `finished` is True if it ended it, False if it was cut at the token limit.
+
+    `tokens` counts those of the answer (EOS included), `prompt_tokens` those before it. A prompt that leaves no room in
+    `context`, the most tokens of both together, gets no answer: `tokens` is 0 then.
+    """
+
+    text: str
+    finished: bool
+    tokens: int
+    prompt_tokens: int
+    context: int
+    policy_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateStats:
     """What one call of `Learner.update` did.
 
     `loss`, `entropy` (nats a token), `clip_fraction` and `grad_norm` (before clipping) are means over its optimiser
     steps. `engine_logprob_gap` is the mean absolute difference, in nats a token, between the log-probs that the engine
     reported when it sampled and those of the policy that trains; None if no completion carried any.
-    `tokens_trained` counts completion tokens that entered the loss, once however many epochs.
+    `tokens_trained` counts completion tokens that entered the loss, once however many epochs. `engine_restarts` counts
+    how often the engine was rebuilt since the update before, `seconds_sync` is the time it took to give it new weights.
     """
 
     policy_step: int
@@ -90,3 +107,5 @@ class UpdateStats:
     learning_rate: float
     engine_logprob_gap: float | None
     token_budget: int
+    engine_restarts: int = 0
+    seconds_sync: float = 0.0

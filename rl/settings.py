@@ -1,6 +1,6 @@
 """The settings of the learning side, each field followed by what it means. `node.config` puts them into one tree."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -78,11 +78,30 @@ class SamplingSettings(Section):
 class EngineSettings(Section):
     """[engine]: the inference engine."""
 
-    kind: Literal["auto", "transformers"] = "auto"
-    """Which engine samples. `auto` takes the fastest one installed."""
+    kind: Literal["auto", "vllm", "transformers"] = "auto"
+    """Which engine samples. `auto` takes vLLM where it is installed and the model is large enough to gain by it, and
+    otherwise transformers. `swarmnode doctor` says which it is and why."""
 
-    max_sequences: int = Field(default=64, ge=1, le=4096)
-    """Completions sampled at once; lower it if generation runs out of memory."""
+    max_sequences: int = Field(default=0, ge=0, le=4096)
+    """Most completions sampled at once; 0 chooses by engine and machine. Lower it if generation runs out of memory."""
+
+    weights: Literal["auto", "merged", "adapter"] = "auto"
+    """How new weights reach vLLM. `adapter`: as an adapter of its own, `merged`: added into the model's weights. `auto`
+    takes the first on a GPU and the second on a CPU, where adapters are slow."""
+
+    memory_gb: float = Field(default=0.0, ge=0, le=4096)
+    """GiB for vLLM's key-value cache; 0 chooses by what the rollouts need and what is free."""
+
+    max_logprob_gap: float = Field(default=0.06, gt=0, le=100)
+    """Nats. When the log-probs of engine and policy differ by more on average on tokens just sampled, the engine does
+    not sample from the policy, and the round stops. In bfloat16 rounding alone makes 0.03 to 0.05."""
+
+    patience: float = Field(default=300.0, ge=1, le=86400)
+    """Seconds without any sign of progress after which the learner process, engine included, is taken for hung and is
+    replaced."""
+
+    args: dict[str, Any] = {}
+    """Further arguments of vLLM's `LLM`, as they are: `tensor_parallel_size`, `quantization`, `dtype`, ..."""
 
 
 class TrainingSettings(Section):
@@ -135,6 +154,10 @@ class TrainingSettings(Section):
     token_budget: int = Field(default=8192, ge=1, le=2**24)
     """Tokens (padding included) in one forward and backward pass. It bounds memory whatever the lengths; when memory
     runs out all the same it is halved, with a warning."""
+
+    ranks: int = Field(default=1, ge=1, le=64)
+    """Processes that share a learning step (data parallelism). On a machine with several GPUs each takes one of them;
+    on a CPU more than one only helps where memory bandwidth is split, as with several sockets."""
 
 
 class LearnerSettings(Section):

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,19 @@ class Weights:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             working.grad = None
 
+    def complete_grad(self) -> list[bool]:
+        """Give every master a gradient of its own, dense, zero where it had none. Returns which ones had one."""
+        reached = [master.grad is not None for master in self.masters]
+        for master in self.masters:
+            master.grad = torch.zeros_like(master) if master.grad is None else master.grad.contiguous()
+        return reached
+
+    @torch.no_grad()
+    def digest(self) -> int:
+        """A number that tells masters apart that differ in any bit, whatever device or threads compute it."""
+        sums = torch.stack([master.view(torch.int32).sum(dtype=torch.int64) for master in self.masters])
+        return hash(tuple(sums.tolist()))
+
     @torch.no_grad()
     def publish(self) -> None:
         """Bring the model up to its masters."""
@@ -159,6 +172,24 @@ class Weights:
         finally:
             for layer, weight in zip(layers, own, strict=True):
                 layer.base_layer.weight.data = weight
+
+    def whole(self, *, base: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The whole model's weights one by one under its own names, without what is tied to another: with the adapter
+        added in, or as they were before any training.
+        """
+        if self._peft is None:
+            with self.base() if base else nullcontext():
+                yield from ((name, p.detach()) for name, p in self.model.named_parameters())
+            return
+        layers = {f"{name}.base_layer.weight": m for name, m in self.model.named_modules() if isinstance(m, LoraLinear)}
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" in name:
+                continue
+            value = parameter.detach()
+            if not base and (layer := layers.get(name)) is not None:
+                with torch.no_grad():
+                    value = (value.float() + layer.get_delta_weight("default")).to(value.dtype)
+            yield name.replace(".base_layer.", "."), value
 
     def save(self, directory: Path) -> None:
         """Write the trained weights, in float32: an adapter as peft reads it, or a model as transformers reads it."""

@@ -33,6 +33,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
+        self._sending = threading.Lock()
 
     @classmethod
     def inherited(cls) -> "Channel":
@@ -43,9 +44,10 @@ class Channel:
         return cls(socket.socket(fileno=int(number)))
 
     def send(self, value: Any) -> None:
-        """Send one frame. Raises OSError if the parent is gone."""
+        """Send one frame, from any thread. Raises OSError if the parent is gone."""
         data = pack(value)
-        self._socket.sendall(_HEADER.pack(len(data)) + data)
+        with self._sending:
+            self._socket.sendall(_HEADER.pack(len(data)) + data)
 
     def receive(self) -> Any:
         """The next frame. Raises EOFError when the parent has closed the channel."""
@@ -113,8 +115,10 @@ class Group:
     too, cannot come to be that of a stranger.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], tidy: float = 0.0) -> None:
+        """`tidy`: seconds that what the leader started gets, once it has gone, to end by itself before it is ended."""
         self._process = process
+        self._tidy = tidy
 
     @property
     def pid(self) -> int:
@@ -138,7 +142,7 @@ class Group:
 
     async def kill(self) -> int:
         """End the leader and everything in its group, and reap it. Returns its exit status."""
-        self._kill_group()
+        self._kill_leader()
         with trio.CancelScope(shield=True):
             await self.wait()
         return self._process.wait()
@@ -149,8 +153,28 @@ class Group:
         while self.running:
             await trio.sleep(pause)
             pause = min(2 * pause, 0.1)
+        if self._tidy and self._process.returncode is None:
+            with trio.move_on_after(self._tidy):
+                while self._others():
+                    await trio.sleep(0.05)
         self._kill_group()
         return self._process.wait()
+
+    def _others(self) -> bool:
+        """Whether anything but the leader is left in the group."""
+        for number in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if number != self.pid and os.getpgid(number) == self.pid:
+                    return True
+        return False
+
+    def _kill_leader(self) -> None:
+        """End the leader at once, and all of its group where nothing is to be tidied up."""
+        if not self._tidy:
+            self._kill_group()
+        elif self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def _kill_group(self) -> None:
         if self._process.returncode is None:
@@ -161,13 +185,13 @@ class Group:
 class Child(Group):
     """A child process of this project and its channel."""
 
-    def __init__(self, process: subprocess.Popen[bytes], frames: FrameStream) -> None:
-        super().__init__(process)
+    def __init__(self, process: subprocess.Popen[bytes], frames: FrameStream, tidy: float = 0.0) -> None:
+        super().__init__(process, tidy)
         self.frames = frames
 
     async def kill(self) -> int:
         """Close the channel too."""
-        self._kill_group()
+        self._kill_leader()
         with trio.CancelScope(shield=True):
             await self.frames.aclose()
         return await super().kill()
@@ -179,8 +203,9 @@ def spawn(
     env: Mapping[str, str],
     cwd: str | None = None,
     stderr: int | None = None,
+    tidy: float = 0.0,
 ) -> Child:
-    """Start `python -m module` with a channel to it. `env` is its whole environment.
+    """Start `python -m module` with a channel to it. `env` is its whole environment, `tidy` as for `Group`.
 
     Synchronous on purpose: Linux ends a child of `PR_SET_PDEATHSIG` when the *thread* that started it ends, so the
     main thread has to. Raises OSError if the system cannot start a process.
@@ -203,7 +228,7 @@ def spawn(
         raise
     finally:
         theirs.close()
-    return Child(process, FrameStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours))))
+    return Child(process, FrameStream(trio.SocketStream(trio.socket.from_stdlib_socket(ours))), tidy)
 
 
 def die_with_parent() -> None:

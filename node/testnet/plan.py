@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from node.commands.flags import load_with_flags
-from node.config import data_dir_at
+from node.config import Config, data_dir_at
 from node.config_sources import Loaded
 from node.datadir import DataDir
 from node.errors import NodeError
@@ -38,6 +40,12 @@ _PORTS = range(20_000, 32_000)
 _WAIT_SECONDS = 120.0
 """How long the first round waits for the whole swarm: loading N models on one machine takes its time."""
 
+_CACHE_SHARE = 0.5
+"""Of the free memory, what the engines of all nodes may take for their caches; policies and system have the rest."""
+
+_LEAST_CACHE_GIB, _MOST_CACHE_GIB = 0.5, 2.0
+"""The least holds one whole context of a small model, the most 128 of its rollouts at once."""
+
 
 class PlanError(NodeError):
     """What was asked for makes no testnet. The message says what to change."""
@@ -56,6 +64,7 @@ class Wishes:
     configs: Sequence[Path] = ()
     settings: Sequence[str] = ()
     seed: int | None = None
+    engine: str | None = None
 
     @property
     def path(self) -> Path:
@@ -122,6 +131,7 @@ def _load(wishes: Wishes, directory: Path, number: int) -> Loaded:
             [*_ALONE, *wishes.settings],
             data_dir=str(_data_dir(directory, number)),
             model=model,
+            engine=wishes.engine,
             seed=_seed(wishes, number),
             no_tty=True,
         )
@@ -138,6 +148,7 @@ def _plan(wishes: Wishes, directory: Path, number: int, loaded: Loaded, port: in
     # The model is named even where it follows from the recorded run or is this command's own default.
     arguments = ["--data-dir", str(data.path), "--no-tty", "--model", loaded.config.model.name]
     arguments += ["--config", str(config)] if config is not None else []
+    arguments += ["--engine", wishes.engine] if wishes.engine is not None else []
     arguments += ["--seed", str(seed)] if seed is not None else []
     arguments += ["--rounds", str(wishes.rounds)] if wishes.rounds is not None else []
     settings = list(_ALONE)
@@ -145,6 +156,8 @@ def _plan(wishes: Wishes, directory: Path, number: int, loaded: Loaded, port: in
         settings.append(f"node.name={name}")
     if ("node", "threads") not in loaded.sources:
         settings.append(f"node.threads={max(1, (os.cpu_count() or 1) // wishes.count)}")
+    if ("engine", "memory_gb") not in loaded.sources and _may_take_vllm(loaded.config):
+        settings.append(f"engine.memory_gb={_cache_gib(wishes.count)}")
     listen = f"/ip4/127.0.0.1/tcp/{port}"
     settings.append(f"network.listen={_json_list([listen])}")
     recorded = MetricsFile(data.metrics_path).last(1)
@@ -159,6 +172,20 @@ def _plan(wishes: Wishes, directory: Path, number: int, loaded: Loaded, port: in
         resumes=data.holds_run,
         arguments=(*arguments, *_flags(settings)),
     )
+
+
+def _may_take_vllm(config: Config) -> bool:
+    kind = config.engine.kind
+    return kind == "vllm" or (kind == "auto" and config.model.name != TINY)
+
+
+def _cache_gib(nodes: int) -> float:
+    """A node's share of the memory that is free now, for its engine's cache.
+
+    Each engine looks for itself at what is free, and those that start side by side would count the same memory.
+    """
+    free = psutil.virtual_memory().available / 2**30
+    return round(min(_MOST_CACHE_GIB, max(_LEAST_CACHE_GIB, free * _CACHE_SHARE / nodes)), 2)
 
 
 def _connected(plan: NodePlan, meeting: Sequence[NodePlan], settings: Sequence[str]) -> NodePlan:

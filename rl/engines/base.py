@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rl.rollouts import Sampling
 from rl.work import Progress, Stop
@@ -15,11 +15,12 @@ Emit = Callable[[int], None]
 class Sampled:
     """Token ids of one completion (the stop token included if it `finished`), and the log-prob of each.
 
-    Log-probs are in nats, of the model's plain distribution: at temperature 1, before any top-p cut.
+    Log-probs are in nats, of the model's plain distribution: at temperature 1, before any top-p cut. None if the engine
+    was not asked for them.
     """
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...] | None
     finished: bool
 
 
@@ -27,6 +28,10 @@ class InferenceEngine(Protocol):
     """Samples completions from the current policy."""
 
     name: str
+    context: int
+    """Most tokens of a prompt and its completion together."""
+    seconds_sync: float
+    """Time that handing over new weights has taken so far."""
 
     def generate(
         self,
@@ -42,12 +47,16 @@ class InferenceEngine(Protocol):
         """`sampling.samples` completions for each prompt (token ids), in order; the same for the same seed.
 
         `base` samples from the model before any training. `progress` gets completions done and wanted; `emit` is for a
-        single completion. Raises Stopped, or OutOfMemory.
+        single completion. Raises Stopped, OutOfMemory, EngineError.
         """
         ...
 
     def refresh(self) -> None:
         """The policy's weights have changed: sample from the new ones from now on, without reloading the model."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What runs, in plain values for a person."""
         ...
 
     def close(self) -> None:

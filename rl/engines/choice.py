@@ -1,17 +1,48 @@
-"""Which inference engine samples, by the setting."""
+"""Which inference engine samples, and why."""
 
-from typing import assert_never
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from rl.engines.base import InferenceEngine
-from rl.engines.transformers import TransformersEngine
-from rl.policy import Policy
+from rl.errors import EngineError
 from rl.settings import EngineSettings
 
+VLLM_BYTES = 100 * 2**20
+"""Smaller weight files are those of models whose every step is overhead, of which vLLM has more than torch alone."""
 
-def open_engine(settings: EngineSettings, policy: Policy) -> InferenceEngine:
-    """The engine that `settings.kind` names, over `policy`. `auto` takes the fastest one installed."""
-    match settings.kind:
-        case "auto" | "transformers":
-            return TransformersEngine(policy, settings.max_sequences)
-        case other:
-            assert_never(other)
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine that samples. `why` is for a person."""
+
+    kind: Literal["vllm", "transformers"]
+    why: str
+
+
+def choose(settings: EngineSettings, location: Path, device: str) -> Choice:
+    """The engine for the model whose files lie in `location`, on `device` (`cpu`, `cuda`, `mps`).
+
+    Imports neither engine. Raises EngineError if the one that was asked for is not installed or cannot run there.
+    """
+    installed = importlib.util.find_spec("vllm") is not None
+    if settings.kind == "transformers":
+        return Choice("transformers", "engine.kind says so")
+    if settings.kind == "vllm":
+        if not installed:
+            raise EngineError(
+                "engine.kind is vllm, which is not installed: `ENGINE=vllm make install` installs the build for this "
+                "machine (without make, `pip install 'swarmnode[vllm]'` where there is a GPU); engine.kind = auto does "
+                "without it"
+            )
+        if device == "mps":
+            raise EngineError("engine.kind is vllm, which does not run on Apple's GPUs: set engine.kind to auto")
+        return Choice("vllm", "engine.kind says so")
+    if not installed:
+        return Choice("transformers", "vLLM is not installed")
+    if device == "mps":
+        return Choice("transformers", "vLLM does not run on Apple's GPUs")
+    size = sum(path.stat().st_size for path in location.glob("*.safetensors"))
+    if size < VLLM_BYTES:
+        return Choice("transformers", f"vLLM is installed, but the model is small ({size / 2**20:.0f} MiB): no gain")
+    return Choice("vllm", "vLLM is installed")

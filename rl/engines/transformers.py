@@ -8,6 +8,7 @@ because the learning step needs samples of the policy itself.
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +27,12 @@ class TransformersEngine:
     """An `InferenceEngine` over the policy's own module."""
 
     name = "transformers"
+    seconds_sync = 0.0
 
     def __init__(self, policy: Policy, max_sequences: int) -> None:
         self._policy = policy
         self._max_sequences = max_sequences
+        self.context = policy.context
         model = policy.model
         self._device = policy.resolved.device
         self._stops = torch.tensor(sorted(policy.stop_tokens), device=self._device)
@@ -38,6 +41,10 @@ class TransformersEngine:
 
     def refresh(self) -> None:
         """Nothing to do: the weights are the policy's."""
+
+    def about(self) -> dict[str, Any]:
+        """See `InferenceEngine.about`."""
+        return {"max_sequences": self._max_sequences}
 
     def close(self) -> None:
         """Nothing to give back."""

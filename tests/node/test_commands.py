@@ -227,6 +227,7 @@ def test_doctor_finds_that_a_node_can_run(trained: Path, tmp_path: Path) -> None
         "disk",
         "identity",
         "model",
+        "engine",
         "sandbox",
         "pool",
         "network",

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,10 +30,10 @@ def silent(done: int, total: int, unit: str) -> None:
 
 
 @asynccontextmanager
-async def started(progress: Progress = silent) -> AsyncIterator[LearnerProcess]:
+async def started(progress: Progress = silent, patience: float = 300) -> AsyncIterator[LearnerProcess]:
     settings = LearnerSettings.model_validate(
         {"model": {"name": "tiny", "device": "cpu"}, "lora": {"rank": 0}, "prompt": {"system": "", "shots": 0},
-         "threads": 1, "training": {"lr": 1e-3}}
+         "threads": 1, "training": {"lr": 1e-3}, "engine": {"patience": patience}}
     )  # fmt: skip
     with trio.fail_after(120):
         async with open_learner(progress, lambda level, text: None) as learner:
@@ -120,3 +121,38 @@ async def test_a_learner_that_does_not_listen_is_killed(monkeypatch: pytest.Monk
         assert gone(learner.pid)
         with pytest.raises(LearnerDied, match="did not stop"):
             await learner.save(tmp_path)
+
+
+async def test_a_learner_that_falls_silent_is_killed_and_another_can_start() -> None:
+    async with started(patience=1) as learner:
+        learner._on_progress = lambda *progress: os.kill(learner.pid, signal.SIGSTOP)
+        with pytest.raises(LearnerDied, match="did not answer for 1 s"):
+            await learner.generate(MANY, LARGE, 1)
+        assert gone(learner.pid)
+    async with started(patience=1) as another:
+        assert len(await another.generate(TASKS, Sampling(4, 8), 1)) == len(TASKS)
+
+
+async def test_a_node_that_was_stopped_itself_does_not_take_the_learner_for_hung() -> None:
+    async with started(patience=2) as learner:
+
+        def suspend(*progress: object) -> None:
+            # As when the lid of a laptop is closed: both stand still, and both go on.
+            learner._on_progress = silent
+            os.kill(learner.pid, signal.SIGSTOP)
+            time.sleep(3)
+            os.kill(learner.pid, signal.SIGCONT)
+
+        learner._on_progress = suspend
+        assert len(await learner.generate(MANY, LARGE, 1)) == len(MANY)
+
+
+async def test_a_learner_that_never_gets_ready_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_module, "START_SECONDS", 1.0)
+    settings = LearnerSettings.model_validate({"model": {"name": "tiny"}, "engine": {"patience": 1}})
+    with trio.fail_after(60):
+        async with open_learner(silent, lambda level, text: None) as learner:
+            os.kill(learner.pid, signal.SIGSTOP)
+            with pytest.raises(LearnerDied, match="did not get ready"):
+                await learner.start(settings, None)
+            assert gone(learner.pid)

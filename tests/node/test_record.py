@@ -37,6 +37,8 @@ KEYS = [
     "batches_received",
     "rejected",
     "seconds_share",
+    "engine_restarts",
+    "seconds_sync",
 ]
 
 

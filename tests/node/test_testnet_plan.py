@@ -3,6 +3,7 @@
 import itertools
 from pathlib import Path
 
+import psutil
 import pytest
 
 from node.commands.flags import load_with_flags
@@ -19,14 +20,18 @@ def _nothing_else_configures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
 
 
+_PASSED = ("--config", "--model", "--engine", "--data-dir")
+
+
 def as_started(plan: NodePlan, again: bool = False) -> Config:
     """The configuration that a node comes to, started so."""
     words = plan.command(again)[4:]
-    flags = {name: words[words.index(name) + 1] for name in ("--config", "--model", "--data-dir") if name in words}
+    flags = {name: words[words.index(name) + 1] for name in _PASSED if name in words}
     return load_with_flags(
         Path(flags["--config"]) if "--config" in flags else None,
         [value for flag, value in itertools.pairwise(words) if flag == "--set"],
         model=flags["--model"],
+        engine=flags.get("--engine"),
         data_dir=flags["--data-dir"],
     ).config
 
@@ -65,6 +70,26 @@ def test_a_configuration_a_node_makes_nodes_that_differ(tmp_path: Path) -> None:
     assert ["--seed 7" in " ".join(plan.command()) for plan in plans] == [True, False], "two with one seed draw alike"
 
 
+def test_an_engine_that_is_asked_for_is_every_nodes() -> None:
+    assert {as_started(plan).engine.kind for plan in make_plans(Wishes(nodes=2, engine="transformers"))} == {
+        "transformers"
+    }
+    assert {as_started(plan).engine.kind for plan in make_plans(Wishes(nodes=2))} == {"auto"}
+
+
+def test_engines_that_start_side_by_side_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = psutil.virtual_memory()._replace(available=8 * 2**30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+    def cache(wishes: Wishes) -> set[float]:
+        return {as_started(plan).engine.memory_gb for plan in make_plans(wishes)}
+
+    assert cache(Wishes(nodes=2, engine="vllm")) == {2.0}
+    assert cache(Wishes(nodes=4, models=["auto"])) == {1.0}
+    assert cache(Wishes(nodes=2, engine="vllm", settings=["engine.memory_gb=3"])) == {3.0}
+    assert cache(Wishes(nodes=2)) == {0.0}, "a tiny model is not vLLM's"
+
+
 @pytest.mark.parametrize(
     ("wishes", "problem"),
     [
@@ -72,6 +97,7 @@ def test_a_configuration_a_node_makes_nodes_that_differ(tmp_path: Path) -> None:
         (Wishes(models=["tiny"] * 2, configs=[Path("a.toml")] * 3), "--model is given 2 times for 3 nodes"),
         (Wishes(configs=[Path("none.toml")]), "none.toml: cannot be read"),
         (Wishes(settings=["training.lr=much"]), "training.lr"),
+        (Wishes(engine="fast"), "engine.kind"),
         (Wishes(directory=" "), "must name a directory"),
     ],
 )

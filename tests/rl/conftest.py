@@ -25,7 +25,17 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def wide_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with attention heads of a width that vLLM can compute."""
+    return write_model(tmp_path_factory.mktemp("wide"), head_dim=32)
+
+
+def write_model(directory: Path, **further: Any) -> Path:
+    """Write model and tokenizer. `further` goes into the model's configuration."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,6 +60,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
+        **further,
     )
     model: Any = LlamaForCausalLM(config)
     # What models such as Qwen suggest, and what must not change what is sampled.

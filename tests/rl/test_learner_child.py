@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +18,7 @@ import trio
 from pydantic import TypeAdapter
 
 from rl.advantage import advantages
-from rl.learner_child import _Server
+from rl.learner_child import _Server, _Stop
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from tests.rl.learning import as_text
 from verifiers.base import Task, TaskRef
@@ -151,7 +150,8 @@ def test_an_answer_too_long_to_send_is_an_error_and_no_end() -> None:
         parent.send({"id": 2, "op": "generate", "args": generate_args()})
         parent.send({"id": 3, "op": "save", "args": {"directory": "."}})
         ours.shutdown(socket.SHUT_WR)
-        _Server(Channel(theirs), Talker(), threading.Event()).serve()
+        channel = Channel(theirs)
+        _Server(channel, Talker(), _Stop(channel)).serve()
         answer = parent.receive()
         assert (answer["id"], answer["error"]["type"]) == (1, "AnswerError")
         answer = parent.receive()

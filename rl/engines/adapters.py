@@ -1,0 +1,69 @@
+"""Where adapters lie on their way to the engine: a fresh directory each time, in memory where the machine allows it.
+
+vLLM remembers an adapter by its name, number and path, never by its content, and one that is missing kills it. So no
+name, number or path is used twice, and the files are checked before they are used.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from rl.errors import EngineError
+from rl.weights import ADAPTER_FILE
+
+PREFIX = "swarmnode-engine-"
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class HandOver:
+    """Private directories for one engine, one at a time."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """`parent` is where they lie; shared memory if there is some, otherwise the system's temporary directory."""
+        self._parent = parent or (SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
+        remove_stale(self._parent)
+        self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=self._parent))
+        self._number = 0
+
+    def fresh(self) -> tuple[int, Path]:
+        """A number and an empty directory that were never used before; those before it are removed."""
+        old = list(self._root.iterdir())
+        self._number += 1
+        directory = self._root / f"weights-{self._number}"
+        directory.mkdir()
+        for path in old:
+            shutil.rmtree(path, ignore_errors=True)
+        return self._number, directory
+
+    def close(self) -> None:
+        """Remove everything."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+
+def check_adapter(directory: Path) -> None:
+    """Raise EngineError if an adapter's files are not there."""
+    for name in (ADAPTER_FILE, "adapter_config.json"):
+        path = directory / name
+        if not path.is_file() or path.stat().st_size == 0:
+            raise EngineError(f"the adapter for the engine is missing: {path}")
+
+
+def remove_stale(parent: Path) -> None:
+    """Remove what engines of processes that are gone have left in `parent`."""
+    for path in parent.glob(f"{PREFIX}*"):
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdecimal() and path.stat().st_uid == os.getuid() and not _alive(int(owner)):
+                shutil.rmtree(path)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

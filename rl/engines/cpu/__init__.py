@@ -1,0 +1,1 @@
+"""What an installation on a machine without a GPU needs besides the packages."""

@@ -1,0 +1,164 @@
+"""An engine that is live or loud: what it samples is held against the policy, and one that fails is replaced once."""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl.batches import Group, Row
+from rl.engines.base import Emit, InferenceEngine, Sampled
+from rl.engines.opening import open_engine
+from rl.errors import EngineError, OutOfMemory
+from rl.policy import Policy
+from rl.rollouts import Sampling
+from rl.settings import LearnerSettings
+from rl.work import Progress, Stop, first_line
+
+log = logging.getLogger(__name__)
+
+CHECKED_TOKENS = 1000
+"""About so many sampled tokens are scored by the policy as well: a mean over them is known to 0.002 nats."""
+
+ENOUGH_TOKENS = 200
+"""A mean over fewer has to be above the limit by three times its standard error."""
+
+Open = Callable[[LearnerSettings, Policy], tuple[InferenceEngine, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What happened to the engine since it was last asked. `gap` is the mean absolute difference in nats, if known."""
+
+    gap: float | None
+    restarts: int
+    seconds_sync: float
+
+
+class LiveEngine:
+    """Opens the engine when it is first needed, and checks each sampling. See `InferenceEngine` for its methods."""
+
+    def __init__(self, settings: LearnerSettings, policy: Policy, opening: Open = open_engine) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._opening = opening
+        self._engine: InferenceEngine | None = None
+        self._gap: float | None = None
+        self._restarts = 0
+        self._seconds_sync = 0.0
+        self.why = ""
+
+    @property
+    def engine(self) -> InferenceEngine:
+        """The engine, opened if it was not. Raises EngineError, OutOfMemory."""
+        if self._engine is None:
+            self._engine, self.why = self._opening(self._settings, self._policy)
+        return self._engine
+
+    def describe(self) -> dict[str, Any]:
+        """Its name, why it is this one, and what it says of itself. Opens it if it was not."""
+        return {"engine": self.engine.name, "engine_why": self.why, "engine_about": self.engine.about()}
+
+    def refresh(self) -> None:
+        """The policy's weights have changed."""
+        if self._engine is not None:
+            self._engine.refresh()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
+        *,
+        base: bool = False,
+        stop: Stop,
+        progress: Progress,
+        emit: Emit | None = None,
+    ) -> list[list[Sampled]]:
+        """See `InferenceEngine.generate`. An engine that fails, or does not sample from the policy, is replaced and
+        asked again; if it fails again, EngineError or OutOfMemory is raised.
+
+        Tokens that were emitted cannot be taken back: then the first failure is raised.
+        """
+        said = 0
+
+        def tell(token: int) -> None:
+            nonlocal said
+            said += 1
+            if emit is not None:
+                emit(token)
+
+        for attempt in (1, 2):
+            try:
+                sampled = self.engine.generate(
+                    prompts, sampling, seed, base=base, stop=stop, progress=progress, emit=emit and tell
+                )
+                self._check(prompts, sampled, base, stop)
+            except (EngineError, OutOfMemory) as error:
+                self._replace(error)
+                if attempt == 2 or said:
+                    raise
+            else:
+                return sampled
+        raise AssertionError("unreachable")
+
+    def take(self) -> Vitals:
+        """What happened since the last call; the gap is that of the last sampling."""
+        vitals = Vitals(self._gap, self._restarts, self._seconds_sync + self._sync_of_engine())
+        self._restarts, self._seconds_sync = 0, -self._sync_of_engine()
+        return vitals
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        if self._engine is not None:
+            self._seconds_sync += self._sync_of_engine()
+            engine, self._engine = self._engine, None
+            engine.close()
+
+    def _sync_of_engine(self) -> float:
+        return self._engine.seconds_sync if self._engine is not None else 0.0
+
+    def _replace(self, error: EngineError | OutOfMemory) -> None:
+        log.warning("the engine is closed and will be opened anew: %s", first_line(error))
+        # Its traceback holds what the engine held.
+        error.__traceback__ = None
+        error.__cause__ = error.__context__ = None
+        self.close()
+        self._restarts += 1
+
+    def _check(self, prompts: Sequence[Sequence[int]], sampled: list[list[Sampled]], base: bool, stop: Stop) -> None:
+        """Raise EngineError if the engine's log-probs are not the policy's."""
+        groups = chosen(prompts, sampled)
+        if not groups:
+            return
+        scored = self._policy.logprobs(groups, base=base, stop=stop)
+        gaps = torch.cat([
+            (scored[row].cpu() - torch.tensor(row.sampled)).abs() for group in groups for row in group.rows
+        ])  # fmt: skip
+        gap = float(gaps.mean())
+        limit = self._settings.engine.max_logprob_gap
+        slack = 0.0 if len(gaps) >= ENOUGH_TOKENS else 3 * float(gaps.std(correction=0)) / math.sqrt(len(gaps))
+        if not base:
+            self._gap = gap
+        # Written so that a gap that is no number fails.
+        if not gap - slack <= limit:
+            raise EngineError(
+                f"the engine does not sample from the policy: log-probs of the same {len(gaps)} tokens differ by "
+                f"{gap:.3f} nats on average, more than engine.max_logprob_gap = {limit:g}"
+            )
+
+
+def chosen(prompts: Sequence[Sequence[int]], sampled: Sequence[Sequence[Sampled]]) -> list[Group]:
+    """Whole completions with log-probs, one of each group in turn, until they have `CHECKED_TOKENS` tokens."""
+    rows: list[list[Row]] = [[] for _ in prompts]
+    tokens = 0
+    for turn in range(max(map(len, sampled), default=0)):
+        for place, group in enumerate(sampled):
+            if tokens >= CHECKED_TOKENS:
+                break
+            if turn < len(group) and group[turn].tokens and (logprobs := group[turn].logprobs) is not None:
+                rows[place].append(Row(group[turn].tokens, 0.0, logprobs))
+                tokens += len(group[turn].tokens)
+    return [Group(tuple(prompt), tuple(found)) for prompt, found in zip(prompts, rows, strict=True) if found]

@@ -1,0 +1,94 @@
+"""A policy and its optimiser as files in a directory, which `node` keeps as a checkpoint."""
+
+import io
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl.errors import CheckpointError
+from rl.optimizer import read_state, set_state
+from rl.policy import Policy
+from rl.settings import LoraSettings
+from rl.work import is_out_of_memory, out_of_memory_as
+
+FORMAT = 1
+STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a directory held: masters, the optimiser's state and its step count."""
+
+    weights: list[Tensor]
+    optimizer: list[dict[str, Tensor]]
+    step: int
+
+
+def save_policy(policy: Policy, lora: LoraSettings, directory: Path) -> None:
+    """Write policy and optimiser into an existing directory: the adapter as peft reads it. Raises OSError."""
+    policy.weights.save(directory)
+    # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
+    optimizer = io.BytesIO()
+    torch.save(policy.optimizer.state_dict(), optimizer)
+    (directory / OPTIMIZER_FILE).write_bytes(optimizer.getbuffer())
+    state = {
+        "format": FORMAT,
+        "model": policy.resolved.identity,
+        "step": policy.step,
+        "lora": lora.model_dump(),
+    }
+    (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
+
+
+def read_policy(policy: Policy, lora: LoraSettings, directory: Path) -> Saved:
+    """What `save_policy` wrote, if it fits. Raises CheckpointError or OutOfMemory. Changes nothing."""
+    state = _read_state(directory / STATE_FILE)
+    mine = {"model": policy.resolved.identity, "lora": lora.model_dump()}
+    for key, value in mine.items():
+        if state[key] != value:
+            raise CheckpointError(
+                f"the checkpoint in {directory} was made with {key} {state[key]!r} and this node has {value!r}: "
+                "restore that setting or start with an empty data directory"
+            )
+    with out_of_memory_as(f"the checkpoint in {directory} does not fit in memory: free some"):
+        weights = policy.weights.read(directory)
+        return Saved(weights, _read_optimizer(policy, directory / OPTIMIZER_FILE), int(state["step"]))
+
+
+def set_policy(policy: Policy, saved: Saved) -> None:
+    """Make the policy what was saved."""
+    policy.weights.restore(saved.weights)
+    set_state(policy.optimizer, saved.optimizer)
+    policy.step = saved.step
+
+
+def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]]:
+    try:
+        # A pickle may run any program; with `weights_only` torch refuses all but tensors and plain values.
+        return read_state(policy.optimizer, torch.load(path, map_location="cpu", weights_only=True))
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} holds something else than an optimiser's state") from error
+    except (OSError, RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if (
+        not isinstance(state, dict)
+        or state.get("format") != FORMAT
+        or not {"model", "lora"} <= state.keys()
+        or not isinstance(state.get("step"), int)
+    ):
+        raise CheckpointError(f"{path} is not of format {FORMAT}: another version of swarmnode wrote it")
+    return state
