@@ -19,6 +19,7 @@ from node.background import background
 from node.errors import NodeError
 from node.patience import patience
 from rl.engines.guard import ENGINE_LOST
+from rl.engines.openmp import waiting
 from rl.errors import LearnerError, PromptError, TrainingError
 from rl.rollouts import ChatAnswer, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.settings import LearnerSettings
@@ -279,7 +280,7 @@ async def open_learner(on_progress: Progress, on_log: LogLine) -> AsyncIterator[
 
 def _environment() -> dict[str, str]:
     """The node's own, for caches, proxies and tokens; and what lies in the working directory is not imported."""
-    return {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **waiting(os.environ), "TOKENIZERS_PARALLELISM": "false", "PYTHONSAFEPATH": "1"}
 
 
 async def _read_log(reader: int, on_log: LogLine, ended: trio.Event) -> None:

@@ -1,6 +1,9 @@
 """The current policy of a data directory, in this process: for `eval`, `chat` and `export`, while a node may run."""
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -8,6 +11,7 @@ from node.config import Config
 from node.config_sources import Loaded
 from node.datadir import DataDir
 from rl.checkpoint import Checkpoint, CheckpointReader
+from rl.engines import guard
 from rl.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -44,13 +48,18 @@ def check_run(loaded: Loaded) -> None:
         print(f"nothing trained in {data.path} yet: this is the base model", file=sys.stderr)
 
 
-def load_policy(config: Config) -> CurrentPolicy:
-    """The policy of the newest good checkpoint. Raises ModelError, or CheckpointError if it fits other settings."""
+@contextmanager
+def open_policy(config: Config) -> Iterator[CurrentPolicy]:
+    """The policy of the newest good checkpoint, and what it holds until the block is left.
+
+    Raises ModelError, or CheckpointError if it fits other settings.
+    """
     # Takes seconds; what is wrong before this is said at once.
     from transformers.utils import logging as transformers_logging
 
     from rl.learner import Learner
 
+    guard.announce(os.environ)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     checkpoints = checkpoints_of(config)
     checkpoint = checkpoints.newest()
@@ -58,14 +67,15 @@ def load_policy(config: Config) -> CurrentPolicy:
     # Nothing is trained here, so the other ranks would be started for nothing.
     alone = settings.model_copy(update={"training": settings.training.model_copy(update={"ranks": 1})})
     learner = Learner(alone, checkpoint.state["model"] if checkpoint else None)
-    for left in reversed(range(_TRIES)):
-        if checkpoint is None:
-            break
-        try:
-            learner.load(checkpoint.path)
-            break
-        except CheckpointError:
-            if left == 0 or checkpoint.path.exists():
-                raise
-            checkpoint = checkpoints.newest()
-    return CurrentPolicy(learner, checkpoint)
+    with closing(learner):
+        for left in reversed(range(_TRIES)):
+            if checkpoint is None:
+                break
+            try:
+                learner.load(checkpoint.path)
+                break
+            except CheckpointError:
+                if left == 0 or checkpoint.path.exists():
+                    raise
+                checkpoint = checkpoints.newest()
+        yield CurrentPolicy(learner, checkpoint)

@@ -92,8 +92,8 @@ class Record(BaseModel):
     """Mean norm of the gradient before clipping; null if no step was taken."""
 
     engine_logprob_gap: Measured
-    """Mean absolute difference between the log-probs of engine and policy on the sampled tokens, in nats; null if
-    the engine reported none."""
+    """Mean absolute difference between the log-probs of engine and policy, in nats, on about a thousand of the tokens
+    sampled; null if it was not measured."""
 
     peers: Count
     """Other nodes connected when the round ended."""

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl.prompts import Message, render_messages
 from rl.rollouts import ChatAnswer, Sampling
 
+if TYPE_CHECKING:
+    from rl.learner import Learner
+
 
 def chat(
-    learner: Any, messages: Sequence[Message], sampling: Sampling, seed: int, say: Callable[[str], None] | None
+    learner: "Learner", messages: Sequence[Message], sampling: Sampling, seed: int, say: Callable[[str], None] | None
 ) -> ChatAnswer:
     """The policy's next turn, of `sampling.max_new_tokens` or as many as fit. `say` gets its text as it comes.
 
@@ -21,4 +24,4 @@ def chat(
     if room < 1:
         return ChatAnswer("", False, 0, prompt, context, step)
     said = learner.chat(messages, replace(sampling, max_new_tokens=room), seed, say=say)
-    return ChatAnswer(said.text, said.finished, len(said.tokens), prompt, context, step)
+    return ChatAnswer(said.text, said.finished, len(said.tokens or ()), prompt, context, step)

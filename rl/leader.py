@@ -147,9 +147,12 @@ class Leading(Connected):
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         self._lost = f"rank {rank} of this learner {how}"
         log.error("%s: its learner has to start anew", self._lost)
-        call, deadline = self.calls, time.monotonic() + GRACE_SECONDS
-        while self.busy and self.calls == call:
-            if time.monotonic() > deadline:
+        call, since = self.calls, time.monotonic()
+        while not self._closing:
+            if not self.busy or self.calls != call:
+                # It may be about to make the call that never returns.
+                call, since = self.calls, time.monotonic()
+            elif time.monotonic() - since > GRACE_SECONDS:
                 log.critical("the other ranks wait for it in vain: the learner ends")
                 os._exit(1)
             time.sleep(0.1)

@@ -123,7 +123,8 @@ class Learner:
         stats = self.policy.update(self._tokenised(groups), seed, stop=self._stop, progress=progress)
         self._live.refresh()
         vitals = self._live.take()
-        gap = vitals.gap if stats.engine_logprob_gap is None else stats.engine_logprob_gap
+        # The one that was checked, if there is one: what is recorded is what was held against the limit.
+        gap = stats.engine_logprob_gap if vitals.gap is None else vitals.gap
         return replace(stats, engine_logprob_gap=gap, engine_restarts=vitals.restarts, seconds_sync=vitals.seconds_sync)
 
     def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
@@ -207,7 +208,9 @@ class Learner:
 
         one = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_p)
         heard = None if say is None else emit
-        [[s]] = self._live.generate([prompt], one, seed, base=base, stop=self._stop, progress=no_progress, emit=heard)
+        [[s]] = self._live.generate(
+            [prompt], one, seed, base=base, stop=self._stop, progress=no_progress, emit=heard, keep=False
+        )
         return Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs)
 
     def save(self, directory: Path) -> None:

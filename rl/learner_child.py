@@ -204,9 +204,6 @@ def main() -> int:
         first = channel.receive()
     except EOFError:
         return 0
-    # Threads that spin while they wait starve whatever else runs here, the sandbox and other nodes among it. Read when
-    # torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     silence_libraries()
     from rl.learner import Learner
 
@@ -214,7 +211,10 @@ def main() -> int:
         settings = LearnerSettings.model_validate(first["settings"])
         learner = Learner(settings, first.get("trained"), stop=stopping)
         learner.open_engine()
-        learner.open_engine()
+    except RankLost as error:
+        # As when it happens later: the node starts another learner.
+        log.error("%s", error)
+        return 1
     except (LearnerError, OSError, ValidationError, RuntimeError) as error:
         channel.send({"error": describe_error(error)})
         return 1

@@ -96,7 +96,7 @@ def main() -> int:
         connection.send(None)
         ranks.connect(start.store)
         follower.serve()
-    except (RankLost, OSError) as error:
+    except (RankLost, OSError, EOFError) as error:
         log.error("%s", error)
         return 1
     return 0

@@ -92,9 +92,10 @@ class UpdateStats:
 
     `loss`, `entropy` (nats a token), `clip_fraction` and `grad_norm` (before clipping) are means over its optimiser
     steps. `engine_logprob_gap` is the mean absolute difference, in nats a token, between the log-probs that the engine
-    reported when it sampled and those of the policy that trains; None if no completion carried any.
-    `tokens_trained` counts completion tokens that entered the loss, once however many epochs. `engine_restarts` counts
-    how often the engine was rebuilt since the update before, `seconds_sync` is the time it took to give it new weights.
+    reported when it sampled and those of the policy: on the tokens that were checked when they were sampled, or if none
+    were since the update before, on those trained. None if no completion carried any. `tokens_trained`
+    counts completion tokens that entered the loss, once however many epochs. `engine_restarts` counts how often the
+    engine was rebuilt since the update before, `seconds_sync` is the time it took to give it new weights.
     """
 
     policy_step: int

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rl.rollouts import MAX_GROUP, MIN_GROUP
 
@@ -102,6 +102,14 @@ class EngineSettings(Section):
 
     args: dict[str, Any] = {}
     """Further arguments of vLLM's `LLM`, as they are: `tensor_parallel_size`, `quantization`, `dtype`, ..."""
+
+    @field_validator("args")
+    @classmethod
+    def _sizes_are_numbers(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+            if name in value and not (type(value[name]) is int and value[name] >= 1):
+                raise ValueError(f"{name} must be a whole number of GPUs, at least 1, not {value[name]!r}")
+        return value
 
 
 class TrainingSettings(Section):

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rl.errors import CheckpointError, ModelError
+from rl.merged import MergedAdapters, mergeable
 from rl.settings import LoraSettings
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,9 @@ class Weights:
         self.masters = [p if p.dtype == torch.float32 else p.detach().float().requires_grad_() for p in self._working]
         if lora.rank == 0 and keep_base:
             self._base = [p.detach().clone() for p in self._working]
+        layers = mergeable(model)
+        of = {id(working): master for working, master in zip(self._working, self.masters, strict=True)}
+        self._merged = MergedAdapters(layers, of) if layers else None
 
     @property
     def count(self) -> int:
@@ -113,7 +117,7 @@ class Weights:
 
     @torch.no_grad()
     def digest(self) -> int:
-        """A number that tells masters apart that differ in any bit, whatever device or threads compute it."""
+        """A number that almost surely tells masters apart that differ in any bit, whatever computes it."""
         sums = torch.stack([master.view(torch.int32).sum(dtype=torch.int64) for master in self.masters])
         return hash(tuple(sums.tolist()))
 
@@ -123,6 +127,8 @@ class Weights:
         for working, master in zip(self._working, self.masters, strict=True):
             if working is not master:
                 working.copy_(master)
+        if self._merged is not None:
+            self._merged.refresh()
 
     def snapshot(self) -> list[Tensor]:
         """A copy of all trained weights."""
@@ -156,8 +162,7 @@ class Weights:
     def merged(self) -> Iterator[None]:
         """The model with its adapter added into the linear layers.
 
-        The layers' own weights are put aside and put back, not computed back, so they return bit by bit. Not for
-        sampling: it is hardly faster, and a bfloat16 weight swallows the small difference that a young adapter makes.
+        The layers' own weights are put aside and put back, not computed back, so they return bit by bit.
         """
         if self._peft is None:
             yield
@@ -166,8 +171,8 @@ class Weights:
         own = [layer.base_layer.weight.data for layer in layers]
         try:
             with torch.no_grad(), self._peft.disable_adapter():
-                for layer, weight in zip(layers, own, strict=True):
-                    layer.base_layer.weight.data = (weight.float() + layer.get_delta_weight("default")).to(weight.dtype)
+                for layer in layers:
+                    layer.base_layer.weight.data = self._whole_weight(layer)
                 yield
         finally:
             for layer, weight in zip(layers, own, strict=True):
@@ -187,9 +192,18 @@ class Weights:
                 continue
             value = parameter.detach()
             if not base and (layer := layers.get(name)) is not None:
-                with torch.no_grad():
-                    value = (value.float() + layer.get_delta_weight("default")).to(value.dtype)
+                value = self._whole_weight(layer)
             yield name.replace(".base_layer.", "."), value
+
+    @torch.no_grad()
+    def _whole_weight(self, layer: LoraLinear) -> Tensor:
+        """The weight of an adapted layer with the adapter added in: the one that it runs on, if it runs merged."""
+        running = None if self._merged is None else self._merged.weight(layer)
+        if running is not None:
+            return running
+        weight: Tensor = layer.base_layer.weight
+        whole: Tensor = weight.float() + layer.get_delta_weight("default")
+        return whole.to(weight.dtype)
 
     def save(self, directory: Path) -> None:
         """Write the trained weights, in float32: an adapter as peft reads it, or a model as transformers reads it."""

@@ -33,7 +33,6 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._sending = threading.Lock()
 
     @classmethod
     def inherited(cls) -> "Channel":
@@ -44,10 +43,9 @@ class Channel:
         return cls(socket.socket(fileno=int(number)))
 
     def send(self, value: Any) -> None:
-        """Send one frame, from any thread. Raises OSError if the parent is gone."""
+        """Send one frame. Raises OSError if the parent is gone."""
         data = pack(value)
-        with self._sending:
-            self._socket.sendall(_HEADER.pack(len(data)) + data)
+        self._socket.sendall(_HEADER.pack(len(data)) + data)
 
     def receive(self) -> Any:
         """The next frame. Raises EOFError when the parent has closed the channel."""

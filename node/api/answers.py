@@ -57,9 +57,7 @@ class Answers:
         self._news = trio.Event()
 
     def ask(self, request: ChatRequest) -> Job:
-        """Put a request into the queue. Raises ApiError if there is no learner or no place."""
-        if self.current.description is None:
-            raise _error_of(Absent("the policy is not ready: its learner is being loaded, or the node is stopping"))
+        """Put a request into the queue. Raises ApiError if there is no place."""
         # Those who have left need no place.
         self._waiting = deque(job for job in self._waiting if not job.gone)
         if len(self._waiting) >= self._places:

@@ -14,6 +14,9 @@ from rl.rollouts import ChatAnswer, Sampling
 class Absent(NodeError):
     """There is no learner at the moment: it is being loaded or replaced, or the node is stopping."""
 
+    def __init__(self, message: str = "the policy is not ready: its learner is being loaded, or the node is stopping"):
+        super().__init__(message)
+
 
 class Chatting(Protocol):
     """What is needed of `node.learner.LearnerProcess`."""
@@ -72,7 +75,7 @@ class CurrentLearner:
         Raises Absent if there is no learner, or none any longer, and what the learner raises.
         """
         if self._learner is None:
-            raise Absent("the policy is not ready: the learner is being loaded, or the node is stopping")
+            raise Absent
         ended = trio.Event()
         with self._stop.interruptible(), trio.CancelScope() as scope:
             self._in_hand[scope] = ended

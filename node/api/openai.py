@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from node.api.answers import Answers, Event, Job
 from node.api.asked import parse
+from node.api.current import Absent
 from node.api.errors import ApiError
 from node.background import unwrapped
 from rl.rollouts import ChatAnswer
@@ -58,7 +59,7 @@ def _name(answers: Answers) -> str:
     """The model's name. Raises ApiError while there is no learner."""
     about = answers.current.description
     if about is None:
-        raise ApiError(503, "the policy is not ready: its learner is being loaded", code="not_ready", again=True)
+        raise ApiError(503, str(Absent()), code="not_ready", again=True)
     return str(about["public_name"])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from node import logs
 from node.config_sources import Loaded
-from node.policy import CurrentPolicy, check_run, load_policy
+from node.policy import CurrentPolicy, check_run, open_policy
 from node.text import printable
 from rl.errors import LearnerError
 from rl.rollouts import Sampling
@@ -44,11 +44,14 @@ def talk(loaded: Loaded, conversation: Conversation, max_new_tokens: int, temper
             stream.reconfigure(errors="replace")  # what is no text is shown as such, and answered all the same
     if conversation.system is not None:
         conversation.system = os.fsencode(conversation.system).decode(errors="replace")
-    current = load_policy(loaded.config)
+    with open_policy(loaded.config) as current:
+        _converse(current, conversation, Sampling(1, max_new_tokens, temperature))
+
+
+def _converse(current: CurrentPolicy, conversation: Conversation, sampling: Sampling) -> None:
     interactive = sys.stdin.isatty()
     if interactive:
         print(f"{_speaker(current, conversation)}. /help lists commands.", file=sys.stderr)
-    sampling = Sampling(1, max_new_tokens, temperature)
     while (line := _line(interactive)) is not None:
         text = line.strip()
         if text == "/quit":

@@ -13,7 +13,7 @@ from node.config_sources import Loaded
 from node.datadir import DataDir, write_atomically
 from node.errors import file_problem
 from node.evaluation import Evaluation, Progress, evaluate, table
-from node.policy import check_run, load_policy
+from node.policy import check_run, open_policy
 
 
 def evaluate_run(loaded: Loaded, as_json: bool) -> None:
@@ -24,8 +24,7 @@ def evaluate_run(loaded: Loaded, as_json: bool) -> None:
     config = loaded.config
     logs.configure(config.log)
     check_run(loaded)
-    current = load_policy(config)
-    with _bars() as progress:
+    with open_policy(config) as current, _bars() as progress:
         evaluation = evaluate(config, current, progress)
     if as_json:
         print(evaluation.model_dump_json(indent=2))

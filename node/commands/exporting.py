@@ -12,7 +12,7 @@ from node import logs
 from node.config import Config
 from node.errors import NodeError
 from node.model_card import model_card
-from node.policy import checkpoints_of, load_policy
+from node.policy import checkpoints_of, open_policy
 
 if TYPE_CHECKING:
     from rl.learner import Learner
@@ -34,14 +34,14 @@ def export_policy(config: Config, out: Path, merged: bool, push: str | None, pri
         raise NodeError(f"there is no whole checkpoint in {config.node.data_dir} yet: nothing has been trained")
     if not merged and config.lora.rank == 0:
         raise NodeError("this policy has no adapter, all its weights were trained: leave --adapter out")
-    current = load_policy(config)
-    if current.checkpoint is None:
-        raise NodeError(f"the checkpoints in {config.node.data_dir} have gone meanwhile")
-    rounds = current.checkpoint.round
-    try:
-        _write(config, current.learner, rounds, out, merged)
-    except OSError as error:
-        raise NodeError(f"{out} cannot be written: {error.strerror or error}") from error
+    with open_policy(config) as current:
+        if current.checkpoint is None:
+            raise NodeError(f"the checkpoints in {config.node.data_dir} have gone meanwhile")
+        rounds = current.checkpoint.round
+        try:
+            _write(config, current.learner, rounds, out, merged)
+        except OSError as error:
+            raise NodeError(f"{out} cannot be written: {error.strerror or error}") from error
     print(f"{out} written: the {'merged model' if merged else 'adapter'} after round {rounds}")
     if push is not None:
         _push(out, push, private, token)
@@ -53,8 +53,8 @@ def _write(config: Config, learner: "Learner", rounds: int, out: Path, merged: b
         made = Path(directory) / "export"
         made.mkdir()
         learner.export(made, merged=merged)
-        about = learner.describe()
-        card = model_card(config, str(about["model"]), str(about["public_name"]), rounds, merged)
+        model = learner.policy.resolved
+        card = model_card(config, model.identity, model.public_name, rounds, merged)
         (made / "README.md").write_text(card, "utf-8")
         for path in made.glob("*.safetensors"):
             path.chmod((made / "README.md").stat().st_mode)  # the library keeps them from everybody else

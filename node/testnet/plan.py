@@ -158,6 +158,9 @@ def _plan(wishes: Wishes, directory: Path, number: int, loaded: Loaded, port: in
         settings.append(f"node.threads={max(1, (os.cpu_count() or 1) // wishes.count)}")
     if ("engine", "memory_gb") not in loaded.sources and _may_take_vllm(loaded.config):
         settings.append(f"engine.memory_gb={_cache_gib(wishes.count)}")
+    if ("api", "port") not in loaded.sources:
+        # They share this machine's ports.
+        settings.append("api.port=0")
     listen = f"/ip4/127.0.0.1/tcp/{port}"
     settings.append(f"network.listen={_json_list([listen])}")
     recorded = MetricsFile(data.metrics_path).last(1)

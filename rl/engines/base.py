@@ -15,12 +15,11 @@ Emit = Callable[[int], None]
 class Sampled:
     """Token ids of one completion (the stop token included if it `finished`), and the log-prob of each.
 
-    Log-probs are in nats, of the model's plain distribution: at temperature 1, before any top-p cut. None if the engine
-    was not asked for them.
+    Log-probs are in nats, of the model's plain distribution: at temperature 1, before any top-p cut.
     """
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] | None
+    logprobs: tuple[float, ...]
     finished: bool
 
 

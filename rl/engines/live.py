@@ -76,11 +76,12 @@ class LiveEngine:
         stop: Stop,
         progress: Progress,
         emit: Emit | None = None,
+        keep: bool = True,
     ) -> list[list[Sampled]]:
-        """See `InferenceEngine.generate`. An engine that fails, or does not sample from the policy, is replaced and
-        asked again; if it fails again, EngineError or OutOfMemory is raised.
+        """See `InferenceEngine.generate`. `keep` has `take` tell the gap that is measured.
 
-        Tokens that were emitted cannot be taken back: then the first failure is raised.
+        An engine that fails, or does not sample from the policy, is replaced and asked again; if it fails again,
+        EngineError or OutOfMemory is raised. What was emitted cannot be taken back: then the first failure is raised.
         """
         said = 0
 
@@ -95,19 +96,21 @@ class LiveEngine:
                 sampled = self.engine.generate(
                     prompts, sampling, seed, base=base, stop=stop, progress=progress, emit=emit and tell
                 )
-                self._check(prompts, sampled, base, stop)
+                gap = self._check(prompts, sampled, base, stop)
             except (EngineError, OutOfMemory) as error:
                 self._replace(error)
                 if attempt == 2 or said:
                     raise
             else:
+                if keep and not base:
+                    self._gap = gap
                 return sampled
         raise AssertionError("unreachable")
 
     def take(self) -> Vitals:
-        """What happened since the last call; the gap is that of the last sampling."""
+        """What happened since the last call; the gap is that of the last sampling since then."""
         vitals = Vitals(self._gap, self._restarts, self._seconds_sync + self._sync_of_engine())
-        self._restarts, self._seconds_sync = 0, -self._sync_of_engine()
+        self._gap, self._restarts, self._seconds_sync = None, 0, -self._sync_of_engine()
         return vitals
 
     def close(self) -> None:
@@ -128,11 +131,13 @@ class LiveEngine:
         self.close()
         self._restarts += 1
 
-    def _check(self, prompts: Sequence[Sequence[int]], sampled: list[list[Sampled]], base: bool, stop: Stop) -> None:
-        """Raise EngineError if the engine's log-probs are not the policy's."""
+    def _check(
+        self, prompts: Sequence[Sequence[int]], sampled: list[list[Sampled]], base: bool, stop: Stop
+    ) -> float | None:
+        """The mean gap; None without any token. Raises EngineError if the engine's log-probs are not the policy's."""
         groups = chosen(prompts, sampled)
         if not groups:
-            return
+            return None
         scored = self._policy.logprobs(groups, base=base, stop=stop)
         gaps = torch.cat([
             (scored[row].cpu() - torch.tensor(row.sampled)).abs() for group in groups for row in group.rows
@@ -140,14 +145,13 @@ class LiveEngine:
         gap = float(gaps.mean())
         limit = self._settings.engine.max_logprob_gap
         slack = 0.0 if len(gaps) >= ENOUGH_TOKENS else 3 * float(gaps.std(correction=0)) / math.sqrt(len(gaps))
-        if not base:
-            self._gap = gap
         # Written so that a gap that is no number fails.
         if not gap - slack <= limit:
             raise EngineError(
                 f"the engine does not sample from the policy: log-probs of the same {len(gaps)} tokens differ by "
                 f"{gap:.3f} nats on average, more than engine.max_logprob_gap = {limit:g}"
             )
+        return gap
 
 
 def chosen(prompts: Sequence[Sequence[int]], sampled: Sequence[Sequence[Sampled]]) -> list[Group]:
@@ -158,7 +162,7 @@ def chosen(prompts: Sequence[Sequence[int]], sampled: Sequence[Sequence[Sampled]
         for place, group in enumerate(sampled):
             if tokens >= CHECKED_TOKENS:
                 break
-            if turn < len(group) and group[turn].tokens and (logprobs := group[turn].logprobs) is not None:
-                rows[place].append(Row(group[turn].tokens, 0.0, logprobs))
+            if turn < len(group) and group[turn].tokens:
+                rows[place].append(Row(group[turn].tokens, 0.0, group[turn].logprobs))
                 tokens += len(group[turn].tokens)
     return [Group(tuple(prompt), tuple(found)) for prompt, found in zip(prompts, rows, strict=True) if found]

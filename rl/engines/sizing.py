@@ -74,7 +74,7 @@ class Wishes:
 def arguments(shape: Shape, machine: Machine, wishes: Wishes, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of vLLM's `LLM`, but for the model itself. `given` wins."""
     sequences = wishes.max_sequences or (CPU_SEQUENCES if machine.device == "cpu" else GPU_SEQUENCES)
-    room = _cache_room(shape, machine, wishes)
+    room = int(wishes.memory_gb * GIB) or _cache_room(shape, machine, wishes)
     wanted = cache_bytes(shape, sequences, wishes)
     # A whole context must fit the cache, or vLLM does not start.
     length = max(1, min(shape.context, int(room / HEADROOM) // max(1, shape.token_bytes)))

@@ -69,6 +69,8 @@ class VllmEngine:
         beyond = range(len(policy.tokenizer), vocabulary)
         # Output layers are often padded to a round size; what lies beyond the tokenizer has no text.
         self._bias = dict.fromkeys(beyond, -math.inf) if len(beyond) <= MAX_BIASED else {}
+        if len(beyond) > MAX_BIASED:
+            log.warning("the model's last %d token ids have no text, and vLLM may sample them", len(beyond))
         prepare_environment(own_processes=self._own_processes)
         machine, shape = measure(self._device), shape_of(policy)
         self.arguments = arguments(shape, machine, self._wishes(settings), settings.engine.args)
@@ -78,9 +80,17 @@ class VllmEngine:
                 self._llm = _open(str(policy.resolved.location), self.arguments)
         except BaseException:
             self._hand_over.close()
+            _free()
             raise
         self._unwatch = guard.watch() if self._own_processes else None
         self.context = int(self._llm.llm_engine.model_config.max_model_len)
+        if self.context < policy.context:
+            log.warning(
+                "engine: memory is short, so prompt and completion together have %d tokens instead of %d; raise "
+                "engine.memory_gb, or free some",
+                self.context,
+                policy.context,
+            )
 
     def _wishes(self, settings: LearnerSettings) -> Wishes:
         return Wishes(
@@ -181,6 +191,7 @@ class VllmEngine:
         with _vllm_errors("failed while sampling"), _untouched(seed), torch.inference_mode():
             # What is cached decides which sequences are computed together, and so the last bits of their numbers.
             self._llm.reset_prefix_cache()
+            said = 0
             numbers: dict[str, int] = {}
             for number, prompt in enumerate(prompts):
                 self._requests += 1
@@ -193,7 +204,10 @@ class VllmEngine:
                     check_stop(stop)
                     for output in engine.step():
                         if emit is not None:
-                            _tell(output, emit)
+                            # A step may give more than one token.
+                            for token in output.outputs[0].token_ids[said:]:
+                                emit(int(token))
+                            said = len(output.outputs[0].token_ids)
                         if output.finished:
                             results[numbers.pop(output.request_id)] = _sampled(output) * copies
                     progress(total - copies * engine.get_num_unfinished_requests(), total, "completions")
@@ -268,11 +282,6 @@ def _sampled(output: Any) -> list[Sampled]:
             )
         completions.append(Sampled(tokens, logprobs, one.finish_reason == "stop"))
     return completions
-
-
-def _tell(output: Any, emit: Emit) -> None:
-    # vLLM may finish more than one token in a step.
-    emit(int(output.outputs[0].token_ids[-1]))
 
 
 def prepare_environment(*, own_processes: bool) -> None:

@@ -203,8 +203,10 @@ def test_export_writes_a_model_that_transformers_loads_and_a_card(trained: Path,
 def test_export_writes_an_adapter_and_says_when_the_hub_does_not_take_it(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "adapter"
     arguments = ("export", "--adapter", "--push", "me/model", "--data-dir", str(trained), "--out", str(out))
-    # Nothing listens on port 9: the hub is out of reach.
-    done = swarmnode(*arguments, cwd=tmp_path, status=1, HF_TOKEN="hf_none", HF_ENDPOINT="http://127.0.0.1:9")
+    # Nothing listens on port 9: the hub is out of reach. An engine that could not be opened is not needed.
+    hub = {"HF_TOKEN": "hf_none", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    engine = {"SWARMNODE_ENGINE__KIND": "vllm", "SWARMNODE_ENGINE__ARGS": '{"unheard_of": 1}'}
+    done = swarmnode(*arguments, cwd=tmp_path, status=1, **hub, **engine)
     assert (out / "adapter_config.json").is_file()
     assert (out / "adapter_model.safetensors").is_file()
     assert "library_name: peft" in (out / "README.md").read_text()

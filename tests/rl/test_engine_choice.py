@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_settings_win_over_the_machine() -> None:
     assert chosen["kv_cache_memory_bytes"] == 3 * GIB
     assert (chosen["block_size"], chosen["quantization"]) == (64, "fp8")
     assert (chosen["enable_lora"], chosen["max_loras"], chosen["max_lora_rank"]) == (True, 1, 16)
+
+
+def test_a_cache_of_a_given_size_bounds_the_context() -> None:
+    large = replace(SMALL, context=32768)
+    chosen = arguments(large, CPU, replace(WISHES, memory_gb=0.25), {})
+    assert chosen["kv_cache_memory_bytes"] == GIB // 4
+    assert 1024 < chosen["max_model_len"] < 32768
+    assert chosen["max_model_len"] * large.token_bytes <= GIB // 4
 
 
 def test_a_gpu_starts_within_what_is_free() -> None:

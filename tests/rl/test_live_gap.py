@@ -153,4 +153,4 @@ def test_whole_completions_of_every_group_are_checked() -> None:
     total = sum(len(row.tokens) for group in picked for row in group.rows)
     assert total <= CHECKED_TOKENS + 100
     assert len(picked[1].rows) >= 7
-    assert chosen(PROMPTS, [[Sampled((1,), None, True)], []]) == []
+    assert chosen(PROMPTS, [[Sampled((), (), False)], []]) == []
