@@ -92,7 +92,7 @@ class Record(BaseModel):
     """Mean norm of the gradient before clipping; null if no step was taken."""
 
     engine_logprob_gap: Measured
-    """Mean absolute difference between the log-probs of engine and policy, in nats, on about a thousand of the tokens
+    """Mean absolute difference between the log-probs of engine and policy, in nats, on some of the tokens
     sampled; null if it was not measured."""
 
     peers: Count

@@ -20,9 +20,11 @@ SHARED_MEMORY = Path("/dev/shm")
 class HandOver:
     """Private directories for one engine, one at a time."""
 
-    def __init__(self, parent: Path | None = None) -> None:
-        """`parent` is where they lie; shared memory if there is some, otherwise the system's temporary directory."""
-        self._parent = parent or (SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir()))
+    def __init__(self, parent: Path | None = None, need: int = 0) -> None:
+        """`parent` is where they lie; shared memory if `need` bytes fit there twice, otherwise the system's temporary
+        directory.
+        """
+        self._parent = parent or (SHARED_MEMORY if _has_room(SHARED_MEMORY, need) else Path(tempfile.gettempdir()))
         remove_stale(self._parent)
         self._root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=self._parent))
         self._number = 0
@@ -40,6 +42,11 @@ class HandOver:
     def close(self) -> None:
         """Remove everything."""
         shutil.rmtree(self._root, ignore_errors=True)
+
+
+def _has_room(directory: Path, need: int) -> bool:
+    # A container often has 64 MiB of shared memory.
+    return os.access(directory, os.W_OK) and shutil.disk_usage(directory).free > 2 * need
 
 
 def check_adapter(directory: Path) -> None:

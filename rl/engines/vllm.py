@@ -74,7 +74,8 @@ class VllmEngine:
         prepare_environment(own_processes=self._own_processes)
         machine, shape = measure(self._device), shape_of(policy)
         self.arguments = arguments(shape, machine, self._wishes(settings), settings.engine.args)
-        self._hand_over = HandOver()
+        in_files = 4 * policy.weights.count if self._by_adapter else shape.weights if self._own_processes else 0
+        self._hand_over = HandOver(need=in_files)
         try:
             with _vllm_errors("did not start"), _untouched():
                 self._llm = _open(str(policy.resolved.location), self.arguments)

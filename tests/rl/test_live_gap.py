@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl.engines.base import Sampled
-from rl.engines.live import CHECKED_TOKENS, LiveEngine, chosen
+from rl.engines.live import MANY_TOKENS, LiveEngine, a_few, many
 from rl.engines.transformers import TransformersEngine
 from rl.errors import EngineError, OutOfMemory
 from rl.learner import Learner
@@ -40,7 +40,7 @@ class Faulty(TransformersEngine):
 
 
 def off_by(nats: float) -> Callable[[Sampled], Sampled]:
-    return lambda s: replace(s, logprobs=tuple(x + nats for x in s.logprobs or ()))
+    return lambda s: replace(s, logprobs=tuple(x + nats for x in s.logprobs))
 
 
 def broken(error: Exception) -> Callable[[Sampled], Sampled]:
@@ -146,11 +146,34 @@ def test_few_tokens_may_differ_by_chance(make_learner: MakeLearner) -> None:
     live.generate([[1, 2]], Sampling(1, 4), 0, stop=never, progress=no_progress)
 
 
-def test_whole_completions_of_every_group_are_checked() -> None:
+def test_whole_completions_of_every_group_are_checked_in_the_end() -> None:
     groups = [[Sampled(tuple(range(100)), (-1.0,) * 100, False)] * 8, [Sampled((1,), (-1.0,), True)] * 8]
-    picked = chosen(PROMPTS, groups)
+    picked = many(PROMPTS, groups)
     assert [group.prompt for group in picked] == [(1, 2, 3), (40, 41)]
     total = sum(len(row.tokens) for group in picked for row in group.rows)
-    assert total <= CHECKED_TOKENS + 100
+    assert total <= MANY_TOKENS + 100
     assert len(picked[1].rows) >= 7
-    assert chosen(PROMPTS, [[Sampled((), (), False)], []]) == []
+    assert many(PROMPTS, [[Sampled((), (), False)], []]) == []
+
+
+def test_the_first_look_is_at_other_groups_after_each_update() -> None:
+    groups = [[Sampled((place,) * 10, (-1.0,) * 10, False)] * 8 for place in range(5)]
+    prompts = [[place] for place in range(5)]
+    looks = [[group.prompt[0] for group in a_few(prompts, groups, turn)] for turn in range(5)]
+    assert looks == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
+    assert a_few(prompts, [[], [], [], [], []], 3) == []
+    # Nothing was said in all but one.
+    silent = [[Sampled((), (), False)] * 8] * 4
+    assert [group.prompt for group in a_few(prompts, [*silent, groups[4]], 7)] == [(4,)]
+
+
+def test_a_first_look_above_the_limit_is_not_the_last_word(make_learner: MakeLearner, tasks: list[Task]) -> None:
+    learner = make_learner()
+    asked = iter(range(10**6))
+
+    def first_ones_off(one: Sampled) -> Sampled:
+        # The completions of the first look, the first of all, and no others.
+        return off_by(0.1)(one) if next(asked) < 4 else one
+
+    replace_engine(learner, first_ones_off)
+    assert len(learner.generate(tasks, Sampling(16, 8), 0)) == len(tasks)
