@@ -26,7 +26,7 @@ from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateS
 from rl.saved import read_policy, save_policy, set_policy
 from rl.settings import LearnerSettings
 from rl.weights import write_tensors
-from rl.work import Progress, Stop, check_stop, never, no_progress
+from rl.work import Progress, Stop, check_stop, give_back_memory, never, no_progress
 from verifiers.base import Task
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,7 @@ class Learner:
         check_stop(self._stop)
         stats = self.policy.update(self._tokenised(groups), seed, stop=self._stop, progress=progress)
         self._live.refresh()
+        give_back_memory()
         vitals = self._live.take()
         # The one that was checked, if there is one: what is recorded is what was held against the limit.
         gap = stats.engine_logprob_gap if vitals.gap is None else vitals.gap

@@ -1,5 +1,7 @@
 """Long work on weights: how it tells its progress, how it is told to stop, and what it says when memory runs out."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -40,6 +42,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none: allocators write whole pages."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def give_back_memory() -> None:
+    """Hand what the allocator holds and nobody uses back to the system, where the C library can.
+
+    Sampling and training ask for pieces of ever different sizes, between which glibc keeps gaps: after fifty rounds of
+    SmolLM2-135M they came to a gigabyte.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 @contextmanager
