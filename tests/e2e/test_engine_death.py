@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -151,6 +152,7 @@ def _model_of_two_halves(directory: Path) -> Path:
         vocab_size=len(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    make: Any = LlamaForCausalLM
+    make(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -62,7 +62,8 @@ def write_model(directory: Path, **further: Any) -> Path:
         pad_token_id=tokenizer.pad_token_id,
         **further,
     )
-    model: Any = LlamaForCausalLM(config)
+    make: Any = LlamaForCausalLM
+    model: Any = make(config)
     # What models such as Qwen suggest, and what must not change what is sampled.
     model.generation_config.update(do_sample=True, top_k=3, repetition_penalty=1.5)
     model.save_pretrained(directory)
