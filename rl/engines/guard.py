@@ -28,8 +28,8 @@ ENGINE_LOST = 75
 
 LOOK_SECONDS = 0.5
 
-SHARED = "vllm_dist_"
-"""What the names of the shared memory between vLLM's workers on a CPU begin with."""
+SHARED, OPENMP = "vllm_dist_", "__KMP_REGISTERED_LIB_"
+"""How names of shared memory begin: what vLLM's workers talk through on a CPU, and what Intel's OpenMP keeps."""
 
 SETTLED_SECONDS = 10.0
 
@@ -50,8 +50,10 @@ def announce(environment: MutableMapping[str, str]) -> None:
 
 
 def remove_stale(directory: Path = Path("/dev/shm")) -> None:
-    """Remove the shared memory through which killed workers of vLLM talked; on a CPU nothing else does."""
-    left = {path for path in directory.glob(f"{SHARED}*") if _is_left(path)}
+    """Remove the shared memory through which killed workers of vLLM talked, which nothing else does on a CPU, and the
+    page that Intel's OpenMP keeps there for each process.
+    """
+    left = {path for name in (SHARED, OPENMP) for path in directory.glob(f"{name}*") if _is_left(path)}
     for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
         with contextlib.suppress(OSError):
             text = maps.read_text()
