@@ -31,13 +31,16 @@ class HandOver:
 
     def fresh(self) -> tuple[int, Path]:
         """A number and an empty directory that were never used before; those before it are removed."""
-        old = list(self._root.iterdir())
+        self.clear()
         self._number += 1
         directory = self._root / f"weights-{self._number}"
         directory.mkdir()
-        for path in old:
-            shutil.rmtree(path, ignore_errors=True)
         return self._number, directory
+
+    def clear(self) -> None:
+        """Remove what has been handed over: whole models in memory are not kept longer than needed."""
+        for path in self._root.iterdir():
+            shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
         """Remove everything."""

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,17 +85,18 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def watch(lost: Callable[[str], None] | None = None) -> Callable[[], None]:
+def watch(lost: Callable[[str], None] | None = None, tidy: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Watch the processes that vLLM has started from this one; to be called once the engine is open.
 
-    When one of them ends, `lost` is told which in a thread of its own; by default it says so and ends the learner with
-    status ENGINE_LOST, since calls to vLLM then never return. Call what is returned before closing the engine.
+    When one of them ends, `lost` is told which in a thread of its own; by default it says so, calls `tidy` and ends the
+    learner with status ENGINE_LOST, since calls to vLLM then never return. Call what is returned before closing the
+    engine.
     """
     children = multiprocessing.active_children()
     below = [process for child in children for process in _workers(child)]
     reader, writer = os.pipe()
     thread = threading.Thread(
-        target=_watch, args=(children, below, reader, lost or _end), daemon=True, name="watch-engine"
+        target=_watch, args=(children, below, reader, lost or partial(_end, tidy)), daemon=True, name="watch-engine"
     )
     thread.start()
     watching = threading.Lock()
@@ -136,6 +138,9 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
-def _end(what: str) -> None:
+def _end(tidy: Callable[[], None], what: str) -> None:
     log.error("the engine has lost %s", what)
-    os._exit(ENGINE_LOST)
+    try:
+        tidy()
+    finally:
+        os._exit(ENGINE_LOST)

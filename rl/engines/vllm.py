@@ -83,7 +83,7 @@ class VllmEngine:
             self._hand_over.close()
             _free()
             raise
-        self._unwatch = guard.watch() if self._own_processes else None
+        self._unwatch = guard.watch(tidy=self._hand_over.close) if self._own_processes else None
         self.context = int(self._llm.llm_engine.model_config.max_model_len)
         if self.context < policy.context:
             log.warning(
@@ -164,6 +164,7 @@ class VllmEngine:
         else:
             how = {"weights_iterator": state}
         self._llm.collective_rpc("reload_weights", kwargs=how)
+        self._hand_over.clear()
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM kept what it had computed with the old weights")
 
