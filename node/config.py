@@ -15,6 +15,7 @@ from p2p.addresses import check_addresses, parse_address
 from p2p.ids import public_key_of
 from p2p.settings import AdmissionSettings, NetworkSettings
 from rl.rollouts import MAX_GROUP
+from rl.selection import Strategy
 from rl.settings import (
     EngineSettings,
     LearnerSettings,
@@ -127,7 +128,17 @@ class SharingSettings(Section):
     """I: groups of its own in a round."""
 
     external: int = Field(default=4, ge=0, le=4096)
-    """J: most groups of other nodes in a round. A round with fewer, or none, waits for no more."""
+    """J: room for groups of other nodes in a round; see `selection`. A round that finds fewer, or none, waits for no
+    more."""
+
+    selection: Strategy = "uniform"
+    """What takes that room. `uniform`: J groups at random, as in the paper. `fill`: as many as make I + J whose rewards
+    differ, own ones counted. `positives`: up to J x L completions that others got right, from however many groups, and
+    none that they got wrong. `fill_positives`: the groups of `fill`, and of these what is right."""
+
+    half_life: float = Field(default=0.0, ge=0, le=MANY)
+    """Rounds after which a group of others is half as likely to be chosen as one that has just come; 0 makes them all
+    alike."""
 
     share: Literal["all", "informative", "none"] | Annotated[float, Field(ge=0, le=1)] = "all"
     """Which own groups others get: `all`, `informative` (those whose rewards differ), `none`, or a share of them
@@ -138,8 +149,8 @@ class SharingSettings(Section):
     Old groups are answers of policies that nobody has any more."""
 
     per_peer: int = Field(default=2, ge=1, le=4096)
-    """Most external groups of one node in one round, so that none can fill this node's rounds, however much it sends.
-    With fewer than `external` / `per_peer` peers a round gets fewer external groups."""
+    """How much of J one other node may take in a round, so that none can fill this node's rounds, however much it
+    sends. With fewer than `external` / `per_peer` peers a round gets fewer external groups."""
 
     reuse: int = Field(default=1, ge=1, le=MANY)
     """Rounds in which one external group may be trained on."""

@@ -31,7 +31,7 @@ from rl.model_names import recipe_of
 from rl.pool import SqlitePool
 from rl.rollouts import Sampling, ScoredGroup
 from rl.sapo import RoundPlan, RoundResult, Sapo
-from rl.selection import Uniform
+from rl.selection import STRATEGIES
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox
 from verifiers.stream import TaskStream
@@ -179,7 +179,7 @@ class Rounds:
             parts.sandbox,
             DurablePool(parts.pool, parts.disk),
             parts.swarm,
-            Uniform(),
+            STRATEGIES[parts.config.sharing.selection](parts.config.sharing.half_life),
             parts.view.phase,
         )
         while self._last is None or self._done < self._last:

@@ -96,6 +96,10 @@ class UpdateStats:
     were since the update before, on those trained. None if no completion carried any. `tokens_trained`
     counts completion tokens that entered the loss, once however many epochs. `engine_restarts` counts how often the
     engine was rebuilt since the update before, `seconds_sync` is the time it took to give it new weights.
+
+    `refused` are the places, in the list of groups that was given, of those of others of which the likelihood gate
+    (`rl.gate`) kept completions out, `refused_completions` how many completions that were, and `gate` its threshold in
+    nats a token; None if it is off.
     """
 
     policy_step: int
@@ -110,3 +114,6 @@ class UpdateStats:
     token_budget: int
     engine_restarts: int = 0
     seconds_sync: float = 0.0
+    refused: tuple[int, ...] = ()
+    refused_completions: int = 0
+    gate: float | None = None

@@ -16,7 +16,7 @@ from rl.advantage import advantages
 from rl.errors import TrainingError
 from rl.protocols import Learner, Pool, Scorer, Swarm, TaskSource
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
-from rl.selection import Selection
+from rl.selection import Room, Selection
 from rl.sharing import Share, shared
 from verifiers.base import VerifierError
 
@@ -32,10 +32,10 @@ class RoundPlan:
     """What stays the same from round to round.
 
     `origin` is this node's id, `local` is I, `external` is J, and `share` says which own groups others get. An external
-    group is trained on within `max_age` rounds of its arrival, in at most `reuse` rounds, with at most `per_peer` of
-    one origin in a round. `seed` fixes all sampling: round r of two runs with one seed draws, samples, chooses and
-    shuffles alike, so a round done again after a crash is the same round, as far as the same groups of others are
-    there.
+    group is trained on within `max_age` rounds of its arrival, in at most `reuse` rounds; `per_peer` of the J places
+    are for one origin at most (see `rl.selection.Room`). `seed` fixes all sampling: round r of two runs with one seed
+    draws, samples, chooses and shuffles alike, so a round done again after a crash is the same round, as far as the
+    same groups of others are there.
     """
 
     origin: str
@@ -133,19 +133,21 @@ class Sapo:
         sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
 
         watch.begin("mix")
-        external = await self._mix(number)
+        external = await self._mix(number, local)
 
         watch.begin("update")
         stats, problem = None, ""
         try:
-            stats = await self._learner.update([*local, *external], round_seed(plan.seed, number, "update"))
+            parts = [self._selection.part(group) for group in external.values()]
+            stats = await self._learner.update([*local, *parts], round_seed(plan.seed, number, "update"))
+            await self._refuse(stats, len(local), list(external), number)
         except TrainingError as error:
             problem = str(error)
         seconds = watch.end()
         return RoundResult(
             number=number,
             local=tuple(local),
-            external=tuple(external),
+            external=tuple(external.values()),
             unscored=len(rollouts) - len(local),
             batches_sent=sent,
             stats=stats,
@@ -182,19 +184,22 @@ class Sapo:
             if reward
         ]
 
-    async def _mix(self, number: int) -> list[ScoredGroup]:
-        """Up to J groups of others, chosen among those in the pool that fit the model."""
+    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> dict[int, ScoredGroup]:
+        """Groups of others by their id in the pool: chosen among those of which something fits the model."""
         plan = self._plan
         if plan.external == 0:
-            return []
+            return {}
+        informative = sum(group.informative for group in local)
+        room = Room(number, len(local), informative, plan.external, plan.per_peer, plan.sampling.samples)
         random = self._random(number, "mix")
         candidates = await self._pool.candidates(number - plan.max_age, plan.reuse)
         external: dict[int, ScoredGroup] = {}
         refused: set[int] = set()
         for _ in range(MAX_CHOICES):
-            chosen = [c.id for c in self._selection.choose(candidates, plan.external, plan.per_peer, random)]
+            chosen = [c.id for c in self._selection.choose(candidates, room, random)]
             groups = await self._pool.take(chosen)
-            fits = await self._learner.fits(list(groups.values())) if groups else []
+            parts = [self._selection.part(group) for group in groups.values()]
+            fits = await self._learner.fits(parts) if groups else []
             external = {key: groups[key] for key, fit in zip(groups, fits, strict=True) if fit}
             if len(external) == len(chosen):
                 break
@@ -202,7 +207,13 @@ class Sapo:
             refused.update(set(chosen) - external.keys())
             candidates = [candidate for candidate in candidates if candidate.id not in refused]
         await self._pool.settle(external, refused, number)
-        return list(external.values())
+        return external
+
+    async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> None:
+        """Do not choose again what the likelihood gate has refused."""
+        refused = {external[place - local] for place in stats.refused if place >= local}
+        if refused:
+            await self._pool.settle((), refused, number)
 
     def _random(self, number: int, purpose: str) -> Random:
         return Random(round_seed(self._plan.seed, number, purpose))

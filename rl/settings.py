@@ -159,6 +159,10 @@ class TrainingSettings(Section):
     """Groups whose rewards are all equal have no gradient but that of the KL term, if `kl` is above 0. `drop` leaves
     them out altogether, that term included; `keep` lets their tokens count in the average and in that term."""
 
+    gate: bool = True
+    """The likelihood gate: rewarded completions of other nodes that this policy would hardly ever say, by what it says
+    itself, are not trained on. It keeps out right answers with junk around them that verifiers skip."""
+
     token_budget: int = Field(default=8192, ge=1, le=2**24)
     """Tokens (padding included) in one forward and backward pass. It bounds memory whatever the lengths; when memory
     runs out all the same it is halved, with a warning."""

@@ -1,0 +1,53 @@
+"""The likelihood gate: what other nodes got right is learned from only if this node's policy might have said it.
+
+A verifier that skips text around an answer rewards a right answer behind junk, and a policy that learns the junk is
+ruined in a few rounds. Such text gives itself away: under the policy of whoever is to learn it, its tokens are far less
+likely than anything this policy samples itself. Pure Python; the log-probs come from the pass that the update makes
+anyway.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+
+WINDOW = 512
+"""Own completions that the threshold is taken from: the newest."""
+
+LEAST = 16
+"""Own completions without which nothing is known of what this policy says; until then nothing passes."""
+
+MARGIN = 3.0
+
+
+class Gate:
+    """Learns from own completions how unlikely they get, and refuses what is much less likely.
+
+    All log-probs are means over the tokens of one completion, in nats, under this node's policy at temperature 1.
+    """
+
+    def __init__(self, known: Iterable[float] = ()) -> None:
+        """`known` are log-probs as `known` gave them, oldest first."""
+        self._own: deque[float] = deque(known, maxlen=WINDOW)
+
+    def observe(self, logprobs: Iterable[float]) -> None:
+        """Take in the mean log-probs of completions that this node has just sampled itself."""
+        self._own.extend(logprobs)
+
+    @property
+    def known(self) -> list[float]:
+        """What the threshold comes from, oldest first: the whole state."""
+        return list(self._own)
+
+    @property
+    def threshold(self) -> float:
+        """The least mean log-prob that passes; infinite while too little is known."""
+        if len(self._own) < LEAST:
+            return float("inf")
+        ordered = sorted(self._own)
+        middle = statistics.median(ordered)
+        low = ordered[len(ordered) // 20]
+        return middle - MARGIN * (middle - low)
+
+    def refuses(self, logprob: float) -> bool:
+        """Whether a completion of another node with this mean log-prob is kept out of the update."""
+        return not logprob >= self.threshold
