@@ -12,6 +12,7 @@ except KeyboardInterrupt:  # most of the time before `main` goes by here
     raise SystemExit(130) from None
 
 from node.errors import NodeError, file_problem
+from verifiers.imports import importing
 
 app = typer.Typer(
     name="swarmnode",
@@ -86,7 +87,8 @@ def start(
         silo=silo or None, log_json=log_json or None, no_tty=no_tty or None,
         join=join or None, listen=listen or None, swarm=swarm,
     )  # fmt: skip
-    from node.commands.starting import run_node
+    with importing():
+        from node.commands.starting import run_node
 
     raise typer.Exit(run_node(loaded, rounds))
 

@@ -129,7 +129,7 @@ class SharingSettings(Section):
 
     external: int = Field(default=4, ge=0, le=4096)
     """J: room for groups of other nodes in a round; see `selection`. A round that finds fewer, or none, waits for no
-    more."""
+    more. 0 takes nothing of others, whatever `selection` says."""
 
     selection: Strategy = "uniform"
     """What takes that room. `uniform`: J groups at random, as in the paper. `fill`: as many as make I + J whose rewards
@@ -137,8 +137,8 @@ class SharingSettings(Section):
     none that they got wrong. `fill_positives`: the groups of `fill`, and of these what is right."""
 
     half_life: float = Field(default=0.0, ge=0, le=MANY)
-    """Rounds after which a group of others is half as likely to be chosen as one that has just come; 0 makes them all
-    alike."""
+    """Rounds after which a group of others is half as likely to be drawn next as one that has just come; 0 makes them
+    all alike. `max_age` still holds."""
 
     share: Literal["all", "informative", "none"] | Annotated[float, Field(ge=0, le=1)] = "all"
     """Which own groups others get: `all`, `informative` (those whose rewards differ), `none`, or a share of them
@@ -149,8 +149,9 @@ class SharingSettings(Section):
     Old groups are answers of policies that nobody has any more."""
 
     per_peer: int = Field(default=2, ge=1, le=4096)
-    """How much of J one other node may take in a round, so that none can fill this node's rounds, however much it
-    sends. With fewer than `external` / `per_peer` peers a round gets fewer external groups."""
+    """Groups of one other node that a round takes at most, so that none can fill this node's rounds, however much it
+    sends; with `positives` so many times L completions. With few peers (fewer than `external` / `per_peer`) a round
+    therefore gets less than it has room for."""
 
     reuse: int = Field(default=1, ge=1, le=MANY)
     """Rounds in which one external group may be trained on."""

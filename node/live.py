@@ -237,9 +237,11 @@ class LiveView:
             text.append(f"   {record.external_groups} of others")
             if record.reward_external is not None:
                 text.append(f", reward {record.reward_external:.3f} (own {record.reward_local:.3f})")
-        if record.rejected:
-            refused = ", ".join(f"{clean(reason)} {count}" for reason, count in record.rejected.items())
-            text.append(f"   rejected: {refused}", style="red")
+        refused = [f"{clean(reason)} {count}" for reason, count in record.rejected.items()]
+        if record.gate_refused:
+            refused.append(f"by the gate {record.gate_refused}")
+        if refused:
+            text.append(f"   rejected: {', '.join(refused)}", style="red")
         return text
 
     def _swarm(self, snapshot: Snapshot) -> Text:

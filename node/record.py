@@ -53,13 +53,13 @@ class Record(BaseModel):
     """Rollout groups this node sampled itself in this round."""
 
     external_groups: Count
-    """Rollout groups of other nodes that entered the update."""
+    """Rollout groups of other nodes that were chosen for the update, whatever part of each is trained on."""
 
     reward_local: float
     """Mean reward of the node's own completions, from 0 to 1. Others' completions never count here."""
 
     reward_external: Measured
-    """Mean reward, by this node's own verifiers, of the external completions; null if there were none."""
+    """Mean reward, by this node's own verifiers, of the whole external groups; null if there were none."""
 
     informative_fraction: float = Field(ge=0, le=1)
     """Share of the local groups whose rewards differ; only those have a gradient."""
@@ -116,6 +116,13 @@ class Record(BaseModel):
 
     seconds_sync: Seconds = 0.0
     """Wall-clock time of handing the engine new weights, in seconds; a part of `seconds_generate`."""
+
+    gate_refused: Count = 0
+    """Rewarded completions of other nodes that the likelihood gate kept out of the update."""
+
+    gate_threshold: Measured = None
+    """The least mean log-prob with which the gate lets a completion pass, in nats a token; null if it is off, or too
+    little is known to set one."""
 
 
 class MetricsFile:

@@ -382,6 +382,8 @@ def _record_of(result: RoundResult, policy_step: int, counts: Counts, replaced: 
         seconds_share=result.seconds_share,
         engine_restarts=replaced + (stats.engine_restarts if stats else 0),
         seconds_sync=stats.seconds_sync if stats else 0.0,
+        gate_refused=stats.refused_completions if stats else 0,
+        gate_threshold=stats.gate if stats else None,
     )
 
 

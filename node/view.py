@@ -136,6 +136,7 @@ class PlainView:
             update_s=round(record.seconds_update, 2),
             **(self._of_others(record) if self._networked else {}),
             **({"rejected": record.rejected} if record.rejected else {}),
+            **({"gate_refused": record.gate_refused} if record.gate_refused else {}),
         )
 
     def network(self, snapshot: Snapshot) -> None:

@@ -27,12 +27,14 @@ MOST_EACH = 4
 class Row:
     """A completion to train on: its token ids (at least one; EOS included if it finished) and its advantage.
 
-    `sampled` are the engine's log-probs for those tokens where it reported them. Rows are compared by identity.
+    `sampled` are the engine's log-probs for those tokens where it reported them. `external` rows are text of others.
+    Rows are compared by identity.
     """
 
     tokens: tuple[int, ...]
     advantage: float
     sampled: tuple[float, ...] | None = None
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

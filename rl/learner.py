@@ -1,7 +1,8 @@
 """The learner: model, engine, policy and optimiser behind a handful of plain synchronous calls.
 
 It is the only place that holds weights. The node reaches it through `rl.learner_child`, a process of its own. All
-randomness derives from the seeds that calls are given, so weights and optimiser are all there is to save.
+randomness derives from the seeds that calls are given, so weights, optimiser and what the gate has seen of own
+completions are all there is to save.
 """
 
 import importlib.metadata
@@ -17,6 +18,7 @@ from rl.batches import Group, Row
 from rl.engines.base import InferenceEngine
 from rl.engines.live import LiveEngine
 from rl.errors import LearnerError, ModelError, PromptError, RankLost
+from rl.gate import Gate
 from rl.leader import open_ranks
 from rl.models import ResolvedModel, resolve
 from rl.policy import Policy
@@ -55,6 +57,7 @@ class Learner:
         self.policy = _open_policy(resolve(settings.model, trained), settings)
         self.tokenizer = self.policy.tokenizer
         self._live = LiveEngine(settings, self.policy)
+        self._gate = Gate() if settings.training.gate else None
         self._stop = stop
 
     @property
@@ -116,17 +119,29 @@ class Learner:
     def update(self, groups: Sequence[ScoredGroup], seed: int, *, progress: Progress = no_progress) -> UpdateStats:
         """One learning step on these groups, own and others' alike.
 
-        A group that does not fit the model is left out with a warning. Raises TrainingError, OutOfMemory or Stopped,
-        each with policy and optimiser as they were.
+        A group that does not fit the model is left out with a warning, and so is what the likelihood gate refuses by
+        what own completions, those of this update among them, are like. Raises TrainingError, OutOfMemory or Stopped,
+        each with policy, optimiser and gate as they were.
         """
         check_stop(self._stop)
-        stats = self.policy.update(self._tokenised(groups), seed, stop=self._stop, progress=progress)
+        tokenised = self._tokenised(groups)
+        gate = None if self._gate is None else _having_seen(self._gate, groups)
+        stats = self.policy.update(list(tokenised.values()), seed, gate=gate, stop=self._stop, progress=progress)
+        self._gate = gate
         self._live.refresh()
         give_back_memory()
         vitals = self._live.take()
         # The one that was checked, if there is one: what is recorded is what was held against the limit.
         gap = stats.engine_logprob_gap if vitals.gap is None else vitals.gap
-        return replace(stats, engine_logprob_gap=gap, engine_restarts=vitals.restarts, seconds_sync=vitals.seconds_sync)
+        places = list(tokenised)
+        return replace(
+            stats,
+            engine_logprob_gap=gap,
+            engine_restarts=vitals.restarts,
+            seconds_sync=vitals.seconds_sync,
+            refused=tuple(places[number] for number in stats.refused),
+            gate=None if gate is None else gate.threshold,
+        )
 
     def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """Whether each of these groups of others is worth a place in an update.
@@ -143,9 +158,10 @@ class Learner:
                 fits.append(False)
         return fits
 
-    def _tokenised(self, groups: Sequence[ScoredGroup]) -> list[Group]:
-        kept: list[Group] = []
-        for scored in groups:
+    def _tokenised(self, groups: Sequence[ScoredGroup]) -> dict[int, Group]:
+        """What there is to train on, each by its place among `groups`."""
+        kept: dict[int, Group] = {}
+        for place, scored in enumerate(groups):
             if self.settings.training.zero_variance == "drop" and not any(scored.advantages):
                 continue
             try:
@@ -154,7 +170,7 @@ class Learner:
                 log.warning("a group of %s is not trained on: %s", scored.origin, error)
                 continue
             if group.rows:
-                kept.append(group)
+                kept[place] = group
         return kept
 
     def _group(self, scored: ScoredGroup) -> Group:
@@ -166,6 +182,7 @@ class Learner:
             # An own completion's ids are what was sampled; its text need not tokenise to the same.
             tokens, sampled = completion.tokens, completion.logprobs
             room = self.policy.context - len(prompt)
+            external = tokens is None
             if tokens is None:
                 tokens = tuple(encode_completion(self.tokenizer, completion.text, completion.finished))
                 # Another tokenizer's log-probs, of whatever was sampled there.
@@ -174,7 +191,7 @@ class Learner:
             if len(tokens) > room:
                 log.debug("a completion of %d tokens from %s is left out: too long", len(tokens), scored.origin)
             elif tokens:
-                rows.append(Row(tokens, advantage, sampled))
+                rows.append(Row(tokens, advantage, sampled, external))
         return Group(tuple(prompt), tuple(rows))
 
     @property
@@ -215,16 +232,19 @@ class Learner:
         return Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs)
 
     def save(self, directory: Path) -> None:
-        """Write policy and optimiser into an existing directory: the adapter as peft reads it. Raises OSError."""
-        save_policy(self.policy, self.settings.lora, directory)
+        """Write policy, optimiser and gate into an existing directory: the adapter as peft reads it. Raises OSError."""
+        save_policy(self.policy, self.settings.lora, self._gate.known if self._gate else [], directory)
 
     def load(self, directory: Path) -> None:
-        """Take policy and optimiser from what `save` wrote. Raises CheckpointError or OutOfMemory; nothing has changed
-        then.
+        """Take policy, optimiser and gate from what `save` wrote. Raises CheckpointError or OutOfMemory; nothing has
+        changed then.
         """
         ranks = self.policy.ranks
         ranks.tell("load", directory=directory)
-        set_policy(self.policy, together(ranks, lambda: read_policy(self.policy, self.settings.lora, directory)))
+        saved = together(ranks, lambda: read_policy(self.policy, self.settings.lora, directory))
+        set_policy(self.policy, saved)
+        if self._gate is not None:
+            self._gate = Gate(saved.known)
         self._live.refresh()
 
     def describe(self) -> dict[str, Any]:
@@ -267,6 +287,14 @@ class Learner:
         """Give back what the engine holds, and end the other ranks."""
         self._live.close()
         self.policy.ranks.close()
+
+
+def _having_seen(gate: Gate, groups: Sequence[ScoredGroup]) -> Gate:
+    """The gate after the own completions of these groups; the one that is given stays as it is."""
+    own = [c.logprobs for s in groups for c in s.group.completions if c.tokens is not None and c.logprobs]
+    gate = Gate(gate.known)
+    gate.observe(sum(logprobs) / len(logprobs) for logprobs in own)
+    return gate
 
 
 def _open_policy(resolved: ResolvedModel, settings: LearnerSettings) -> Policy:

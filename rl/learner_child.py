@@ -11,6 +11,7 @@ SIGTERM means: stop what you are doing. generate, fits, update, chat and load ra
 and describe still work. SIGINT is the parent's alone. The end of the channel ends the process.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -31,6 +32,7 @@ from rl.rollouts import ChatAnswer, RolloutGroup, Sampling, ScoredGroup, UpdateS
 from rl.settings import LearnerSettings
 from verifiers.base import Task
 from verifiers.codec import FrameError
+from verifiers.imports import importing
 from verifiers.process import Channel, die_with_parent
 
 TASKS = TypeAdapter(list[Task])
@@ -204,8 +206,9 @@ def main() -> int:
         first = channel.receive()
     except EOFError:
         return 0
-    silence_libraries()
-    from rl.learner import Learner
+    with importing():
+        silence_libraries()
+        from rl.learner import Learner
 
     try:
         settings = LearnerSettings.model_validate(first["settings"])
@@ -227,6 +230,8 @@ def main() -> int:
 if __name__ == "__mp_main__":
     # A process below the learner imports its parent's main module first of all, seconds before anything of vLLM.
     guard.end_with_parent()
+    # Until vLLM, imported, calls it again.
+    gc.disable()
 
 if __name__ == "__main__":
     # As a module of its own, so that the types in its frames have one home.

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -18,24 +18,22 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl.attention import use_fast_decoding
-from rl.batches import Group, MicroBatch, Row, collate, padded_size, share_out
+from rl.batches import Group, Row, padded_size, share_out
 from rl.errors import ModelError, OutOfMemory, RankLost, Stopped, TrainingError
-from rl.head import token_scores
-from rl.loss import TokenBatch, policy_loss, token_weights
+from rl.gate import Gate
+from rl.gating import Screen, without
+from rl.loss import policy_loss, token_weights
 from rl.models import ResolvedModel
 from rl.optimizer import copy_state, farthest, make_adamw, set_state
 from rl.ranks import Alone, Ranks, together
 from rl.rollouts import UpdateStats
+from rl.scorer import Scorer
 from rl.settings import LearnerSettings
-from rl.totals import Totals
+from rl.totals import Known, Totals
 from rl.weights import Weights
 from rl.work import Progress, Stop, check_stop, first_line, is_out_of_memory, never, no_progress, out_of_memory_as
 
 log = logging.getLogger(__name__)
-
-LAYOUT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
-"""Nats by which log-probs of the same tokens may differ on average between two ways to compute them, when these are
-compared at the start: above the type's noise, below what attending to the wrong tokens does."""
 
 LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -44,14 +42,6 @@ TOO_LARGE = (
 )
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Known:
-    """Log-probs computed before the first optimiser step: of the old policy and of the base model."""
-
-    old: Mapping[Row, Tensor] = field(default_factory=dict)
-    reference: Mapping[Row, Tensor] = field(default_factory=dict)
 
 
 class Policy:
@@ -81,7 +71,8 @@ class Policy:
             self.model, settings.lora, resolved.public_name, settings.seed, self._load, keep_base=self.settings.kl > 0
         )
         self.optimizer = make_adamw(self.weights.masters, self.settings.betas)
-        self.packing = self._takes_block_mask()
+        self.scorer = Scorer(self.model, resolved)
+        self.packing = self.scorer.takes_block_mask(len(self.tokenizer))
 
     def _load(self) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -103,49 +94,7 @@ class Policy:
         several = configured if isinstance(configured, list) else [configured]
         return frozenset(int(t) for t in [*several, self.tokenizer.eos_token_id] if t is not None)
 
-    def _takes_block_mask(self) -> bool:
-        """Whether this model gives the same log-probs for a packed group as for its rows; says so if not."""
-        kinds = getattr(self.model.config, "layer_types", None) or ["full_attention"]
-        vocabulary = len(self.tokenizer)
-        ids = [(17 * i + 5) % vocabulary for i in range(24)]
-        rows = tuple(Row(tuple(ids[start : start + 6]), 0.0) for start in (6, 12, 18))
-        group = Group(tuple(ids[:6]), rows)
-        with torch.no_grad():
-            apart = torch.cat([self._score_parts([Group(group.prompt, (row,))])[0] for row in rows])
-            self._check_head(group)
-            together = self._score_parts([group])[0] if set(kinds) == {"full_attention"} else apart + math.inf
-        agree = self._agree(together, apart)
-        if not agree:
-            log.warning(
-                "this model's attention takes no block mask: each completion repeats its prompt, which is slower"
-            )
-        return agree
-
-    def _check_head(self, group: Group) -> None:
-        """The logits are taken from the output layer, at the positions needed; a model that alters them is refused."""
-        batch = collate([Group(group.prompt, group.rows[:1])], self.resolved.device, self.resolved.dtype)
-        logits = self.model(input_ids=batch.ids, position_ids=batch.positions, use_cache=False).logits[0].float()
-        whole = torch.log_softmax(logits[batch.sources], -1).gather(-1, batch.targets[:, None])[:, 0]
-        if not self._agree(whole, self._forward(batch)[0]):
-            raise ModelError(
-                f"{self.resolved.identity} changes its logits after the output layer; choose another model"
-            )
-
-    def _agree(self, one: Tensor, other: Tensor) -> bool:
-        return bool((one - other).abs().mean() <= LAYOUT_TOLERANCE[self.resolved.dtype])
-
     # Log-probs
-
-    def _score_parts(self, parts: Sequence[Group]) -> tuple[Tensor, Tensor]:
-        return self._forward(collate(parts, self.resolved.device, self.resolved.dtype))
-
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Log-prob and entropy, both [N] float32, of a micro-batch's completion tokens; the first carries gradient."""
-        output = self.model.get_decoder()(
-            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
-        )
-        hidden = output.last_hidden_state.flatten(0, 1)[batch.sources]
-        return token_scores(self.model.get_output_embeddings(), hidden, batch.targets)
 
     def logprobs(self, groups: Sequence[Group], *, base: bool = False, stop: Stop = never) -> dict[Row, Tensor]:
         """Log-probs (nats, float32, [tokens of the row]) of every row under the policy, or the base model.
@@ -180,8 +129,8 @@ class Policy:
         known: dict[Row, Tensor] = {}
         for parts in batches:
             check_stop(stop)
-            batch = collate(parts, self.resolved.device, self.resolved.dtype)
-            known.update(zip(batch.rows, torch.split(self._forward(batch)[0], batch.lengths), strict=True))
+            batch = self.scorer.collate(parts)
+            known.update(zip(batch.rows, torch.split(self.scorer.score(batch)[0], batch.lengths), strict=True))
         return known
 
     def _within_memory(self, work: Callable[[], T], groups: Sequence[Group], ranks: int | None = None) -> T:
@@ -214,60 +163,71 @@ class Policy:
     # The learning step
 
     def update(
-        self, groups: Sequence[Group], seed: int, *, stop: Stop = never, progress: Progress = no_progress
+        self,
+        groups: Sequence[Group],
+        seed: int,
+        *,
+        gate: Gate | None = None,
+        stop: Stop = never,
+        progress: Progress = no_progress,
     ) -> UpdateStats:
         """Train on `groups`: `epochs` passes of `minibatches` optimiser steps each, in an order drawn from `seed`.
 
-        Groups whose advantages are all zero cost no pass. Without any gradient to follow nothing changes. Raises
-        TrainingError, OutOfMemory or Stopped, each with policy and optimiser as they were. `progress` moves by
-        micro-batches and counts completion tokens, each once an epoch.
+        Groups whose advantages are all zero cost no pass. With a `gate` all is as if what it refuses (see `rl.gating`)
+        had never been given. Without any gradient to follow nothing changes. Raises TrainingError, OutOfMemory or
+        Stopped, each with policy and optimiser as they were. `progress` moves by micro-batches and counts completion
+        tokens, each once an epoch.
         """
-        live = [group for group in groups if self._has_gradient(group)]
+        live = self._with_gradient(groups)
         if not live:
-            return self._stats([], [], Totals(), 0)
-        self.ranks.tell("update", groups=groups, seed=seed, token_budget=self.token_budget)
+            return self._stats([], Totals(), 0)
+        self.ranks.tell("update", groups=groups, seed=seed, gate=gate, token_budget=self.token_budget)
+        screen = Screen(gate, live)
         with self.ranks.computing():
-            return self._update(groups, live, seed, stop, progress)
+            stats = self._update(groups, seed, screen, stop, progress)
+        refused = [place for place, group in enumerate(groups) if not screen.refused.isdisjoint(group.rows)]
+        return replace(stats, refused=tuple(refused), refused_completions=len(screen.refused))
 
     def _update(
-        self, groups: Sequence[Group], live: Sequence[Group], seed: int, stop: Stop, progress: Progress
+        self, groups: Sequence[Group], seed: int, screen: Screen, stop: Stop, progress: Progress
     ) -> UpdateStats:
-        random = Random(seed)
-        steps = [s for _ in range(self.settings.epochs) for s in self._shuffled(groups, random)]
-        steps = [s for s in steps if any(map(self._has_gradient, s))]
-        known, first = self._before(live, several=len(steps) > 1, stop=stop)
+        steps = self._steps(groups, seed)
+        known, first = Known(), Totals()
+        # With a single step the old policy is the one that trains. Where there may be several, which groups share one
+        # depends on which groups there are, so it has to be known first what is refused.
+        several = len(steps) > 1 or (screen.judges and self.settings.epochs * self.settings.minibatches > 1)
+        if several:
+            known.old = self._shared_logprobs(self._with_gradient(groups), base=False, stop=stop)
+            for row, logprobs in known.old.items():
+                first.add_gap(row, logprobs)
+            screen.look(list(known.old), list(known.old.values()))
+            screen.agree(self.ranks)
+            groups = without(groups, screen.out)
+            steps = self._steps(groups, seed)
+        if self.settings.kl > 0 and steps:
+            known.reference = self._shared_logprobs(self._with_gradient(groups), base=True, stop=stop)
         totals: list[Totals] = []
-        norms: list[float] = []
-        planned = sum(group.trained for step in steps for group in step if self._has_gradient(group))
+        planned = sum(group.trained for step in steps for group in self._with_gradient(step))
 
         def tell(done: int) -> None:
             progress(sum(total.tokens for total in totals) + done, planned, "tokens")
 
         with self._undone_on_error(several=len(steps) > 1):
             for step in steps:
-                total, norm = self._optimiser_step(step, known, stop, tell)
-                totals.append(total)
-                norms.append(norm)
-        return self._stats(totals, norms, first if len(steps) > 1 else totals[0], sum(g.trained for g in live))
+                totals += self._optimiser_step(step, known, Screen(None, ()) if several else screen, stop, tell)
+        trained = sum(group.trained for group in self._with_gradient(without(groups, screen.out)))
+        return self._stats(totals, first if several else Totals.of(totals), trained)
 
-    def _has_gradient(self, group: Group) -> bool:
-        return self.settings.kl > 0 or any(row.advantage != 0 for row in group.rows)
+    def _with_gradient(self, groups: Sequence[Group]) -> list[Group]:
+        return [group for group in groups if self.settings.kl > 0 or any(row.advantage != 0 for row in group.rows)]
 
-    def _shuffled(self, groups: Sequence[Group], random: Random) -> Iterator[list[Group]]:
-        order = random.sample(list(groups), len(groups))
+    def _steps(self, groups: Sequence[Group], seed: int) -> list[list[Group]]:
+        """The groups of each optimiser step, without those steps that would have no gradient."""
+        random = Random(seed)
         count = min(self.settings.minibatches, len(groups))
-        return (order[start::count] for start in range(count))
-
-    def _before(self, live: Sequence[Group], *, several: bool, stop: Stop) -> tuple[_Known, Totals]:
-        """What must be known before weights change. With a single step the old policy is the one that trains."""
-        known, totals = _Known(), Totals()
-        if several:
-            known.old = self._shared_logprobs(live, base=False, stop=stop)
-            for row, logprobs in known.old.items():
-                totals.add_gap(row, logprobs)
-        if self.settings.kl > 0:
-            known.reference = self._shared_logprobs(live, base=True, stop=stop)
-        return known, totals
+        orders = [random.sample(list(groups), len(groups)) for _ in range(self.settings.epochs)]
+        steps = [order[start::count] for order in orders for start in range(count)]
+        return [step for step in steps if self._with_gradient(step)]
 
     @contextmanager
     def _undone_on_error(self, *, several: bool) -> Iterator[None]:
@@ -289,27 +249,56 @@ class Policy:
             return self.weights.snapshot(), copy_state(self.optimizer)
 
     def _optimiser_step(
-        self, groups: Sequence[Group], known: _Known, stop: Stop, tell: Callable[[int], None]
-    ) -> tuple[Totals, float]:
-        rows = [row for group in groups for row in group.rows]
-        each = token_weights([len(row.tokens) for row in rows], self.settings.loss, self.max_new_tokens)
-        weights = dict(zip(rows, each, strict=True))
-        live = [group for group in groups if self._has_gradient(group)]
+        self, groups: Sequence[Group], known: Known, screen: Screen, stop: Stop, tell: Callable[[int], None]
+    ) -> list[Totals]:
+        """One step; none if `screen` leaves nothing to learn, and then nothing has changed."""
+        weights = self._token_weights(groups)
+        live = self._with_gradient(groups)
 
         def accumulate() -> tuple[Totals, list[bool]]:
             share = self._share(live)
             own = sum(part.trained for batch in share for part in batch)
             part = sum(group.trained for group in live) / max(1, own)
-            totals = self._accumulate(share, weights, known, stop, lambda done: tell(round(done * part)))
+            screen.begin()
+            totals = self._accumulate(share, weights, known, screen, stop, lambda done: tell(round(done * part)))
             return totals, self.weights.complete_grad() if self.ranks.size > 1 else []
 
-        totals = self._add_up(*self._within_memory(lambda: together(self.ranks, accumulate), live))
+        own, reached = self._within_memory(lambda: together(self.ranks, accumulate), live)
+        screen.agree(self.ranks)
+        kept = without(groups, screen.out)
+        if not self._with_gradient(kept):
+            self.weights.zero_grad()
+            return []
+        if screen.late:
+            return self._optimiser_step(kept, known, Screen(None, ()), stop, tell)
+        totals = self._add_up(own, reached)
+        self._reweigh(totals, weights, self._token_weights(kept))
         with out_of_memory_as(f"the gradients {TOO_LARGE}"):
-            norm = self._apply()
+            totals.norm = self._apply()
         self.step += 1
         self.weights.zero_grad()
         self.weights.publish()
-        return totals, norm
+        return [totals]
+
+    def _token_weights(self, groups: Sequence[Group]) -> dict[Row, float]:
+        """The weight of each token of each row in the loss of a step on these groups."""
+        rows = [row for group in groups for row in group.rows]
+        each = token_weights([len(row.tokens) for row in rows], self.settings.loss, self.max_new_tokens)
+        return dict(zip(rows, each, strict=True))
+
+    def _reweigh(self, totals: Totals, used: Mapping[Row, float], right: Mapping[Row, float]) -> None:
+        """Make the gradients and the loss of the rows of `right` what they are by these weights, not by those `used`.
+
+        Token weights are something of the row's own times a number of the step, so all differ by one factor.
+        """
+        row = next(iter(right))
+        if used[row] == right[row]:
+            return
+        factor = right[row] / used[row]
+        totals.loss *= factor
+        for master in self.weights.masters:
+            if master.grad is not None:
+                master.grad.mul_(factor)
 
     def _add_up(self, own: Totals, reached: Sequence[bool]) -> Totals:
         """Make this rank's gradients and totals those of all ranks. Raises RankLost if their weights differ."""
@@ -359,69 +348,54 @@ class Policy:
         self,
         batches: Sequence[list[Group]],
         weights: Mapping[Row, float],
-        known: _Known,
+        known: Known,
+        screen: Screen,
         stop: Stop,
         tell: Callable[[int], None],
     ) -> Totals:
         """Gradients from none over these micro-batches. `tell` gets the tokens done, from 0."""
         self.weights.zero_grad()
         totals = Totals()
-        tell(0)
+        done = 0
+        tell(done)
         check_stop(stop)
         for parts in batches:
             check_stop(stop)
-            batch = collate(parts, self.resolved.device, self.resolved.dtype)
-            logprobs, entropy = self._forward(batch)
-            terms = policy_loss(
-                self._token_batch(batch, logprobs, weights, known),
-                self.settings.clip_low,
-                self.settings.clip_high,
-                self.settings.kl,
-            )
-            loss = float(terms.loss.detach())
-            if not math.isfinite(loss):
-                raise TrainingError(f"the loss is {loss}: this update was not made; lower training.lr if it recurs")
-            terms.loss.backward()  # type: ignore[no-untyped-call]
-            self.weights.collect_grad()
-            totals.loss += loss
-            totals.clipped += float(terms.clipped)
-            totals.kl += float(terms.kl)
-            totals.entropy += float(entropy.sum())
-            totals.tokens += len(batch.targets)
-            for row, values in zip(batch.rows, torch.split(logprobs.detach(), batch.lengths), strict=True):
-                totals.add_gap(row, values)
-            tell(totals.tokens)
+            batch = self.scorer.collate(parts)
+            rows, logprobs, entropy = screen.sift(batch.rows, *self.scorer.score(batch))
+            if rows:
+                terms = policy_loss(
+                    known.token_batch(rows, logprobs, weights),
+                    self.settings.clip_low,
+                    self.settings.clip_high,
+                    self.settings.kl,
+                )
+                self._follow(terms.loss)
+                totals.add(rows, terms, logprobs.detach(), entropy)
+            done += len(batch.targets)
+            tell(done)
         return totals
 
-    def _token_batch(
-        self, batch: MicroBatch, logprobs: Tensor, weights: Mapping[Row, float], known: _Known
-    ) -> TokenBatch:
-        def spread(values: list[float]) -> Tensor:
-            counts = torch.tensor(batch.lengths, device=logprobs.device)
-            return torch.tensor(values, device=logprobs.device).repeat_interleave(counts)
+    def _follow(self, loss: Tensor) -> None:
+        """Add the gradient of a micro-batch's loss."""
+        if not math.isfinite(float(loss.detach())):
+            raise TrainingError(
+                f"the loss is {float(loss.detach())}: this update was not made; lower training.lr if it recurs"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.weights.collect_grad()
 
-        def recall(values: Mapping[Row, Tensor]) -> Tensor:
-            return torch.cat([values[row] for row in batch.rows])
-
-        return TokenBatch(
-            logprobs=logprobs,
-            old_logprobs=recall(known.old) if known.old else logprobs.detach(),
-            advantages=spread([row.advantage for row in batch.rows]),
-            weights=spread([weights[row] for row in batch.rows]),
-            reference=recall(known.reference) if known.reference else None,
-        )
-
-    def _stats(self, totals: list[Totals], norms: list[float], first: Totals, trained: int) -> UpdateStats:
-        tokens = max(1, sum(total.tokens for total in totals))
-        steps = max(1, len(totals))
+    def _stats(self, totals: list[Totals], first: Totals, trained: int) -> UpdateStats:
+        whole, steps = Totals.of(totals), max(1, len(totals))
+        tokens = max(1, whole.tokens)
         return UpdateStats(
             policy_step=self.step,
             tokens_trained=trained,
-            loss=sum(total.loss for total in totals) / steps,
-            clip_fraction=sum(total.clipped for total in totals) / tokens,
-            entropy=sum(total.entropy for total in totals) / tokens,
-            grad_norm=sum(norms) / steps,
-            kl=sum(total.kl for total in totals) / tokens,
+            loss=whole.loss / steps,
+            clip_fraction=whole.clipped / tokens,
+            entropy=whole.entropy / tokens,
+            grad_norm=whole.norm / steps,
+            kl=whole.kl / tokens,
             learning_rate=self._rate(self.step),
             engine_logprob_gap=first.gap / first.gap_tokens if first.gap_tokens else None,
             token_budget=self.token_budget,

@@ -18,6 +18,7 @@ import torch
 
 from rl.batches import Group
 from rl.errors import LearnerError, RankLost
+from rl.gate import Gate
 from rl.leader import FD_VARIABLE, Start
 from rl.logs import log_to_stderr, silence_libraries
 from rl.policy import Policy
@@ -36,10 +37,10 @@ class Follower:
         self._lora = start.settings.lora
         self.policy = Policy(start.resolved, start.settings, ranks)
 
-    def update(self, groups: Sequence[Group], seed: int, token_budget: int) -> None:
+    def update(self, groups: Sequence[Group], seed: int, gate: Gate | None, token_budget: int) -> None:
         """A learning step, or several."""
         self.policy.token_budget = token_budget
-        self.policy.update(groups, seed, stop=self._ranks.hurried)
+        self.policy.update(groups, seed, gate=gate, stop=self._ranks.hurried)
 
     def load(self, directory: Path) -> None:
         """Take policy and optimiser from a directory."""

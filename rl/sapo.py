@@ -4,8 +4,9 @@ Each node runs its rounds by itself and waits for nobody: a round without any gr
 """
 
 import hashlib
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -138,7 +139,7 @@ class Sapo:
         watch.begin("update")
         stats, problem = None, ""
         try:
-            parts = [self._selection.part(group) for group in external.values()]
+            parts = self._parts(external.values())
             stats = await self._learner.update([*local, *parts], round_seed(plan.seed, number, "update"))
             await self._refuse(stats, len(local), list(external), number)
         except TrainingError as error:
@@ -190,7 +191,7 @@ class Sapo:
         if plan.external == 0:
             return {}
         informative = sum(group.informative for group in local)
-        room = Room(number, len(local), informative, plan.external, plan.per_peer, plan.sampling.samples)
+        room = Room(number, plan.local, informative, plan.external, plan.per_peer, plan.sampling.samples)
         random = self._random(number, "mix")
         candidates = await self._pool.candidates(number - plan.max_age, plan.reuse)
         external: dict[int, ScoredGroup] = {}
@@ -198,7 +199,7 @@ class Sapo:
         for _ in range(MAX_CHOICES):
             chosen = [c.id for c in self._selection.choose(candidates, room, random)]
             groups = await self._pool.take(chosen)
-            parts = [self._selection.part(group) for group in groups.values()]
+            parts = self._parts(groups.values())
             fits = await self._learner.fits(parts) if groups else []
             external = {key: groups[key] for key, fit in zip(groups, fits, strict=True) if fit}
             if len(external) == len(chosen):
@@ -209,11 +210,16 @@ class Sapo:
         await self._pool.settle(external, refused, number)
         return external
 
+    def _parts(self, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
+        return [self._selection.part(group, self._plan.sampling.samples) for group in groups]
+
     async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> None:
-        """Do not choose again what the likelihood gate has refused."""
+        """Do not choose again what the likelihood gate has refused, once it knows what it goes by."""
         refused = {external[place - local] for place in stats.refused if place >= local}
-        if refused:
-            await self._pool.settle((), refused, number)
+        if refused and stats.gate is not None and math.isfinite(stats.gate):
+            # The update has been made, so the round is to be finished.
+            with trio.CancelScope(shield=True):
+                await self._pool.settle((), refused, number)
 
     def _random(self, number: int, purpose: str) -> Random:
         return Random(round_seed(self._plan.seed, number, purpose))

@@ -1,8 +1,10 @@
-"""A policy and its optimiser as files in a directory, which `node` keeps as a checkpoint."""
+"""A policy, its optimiser and what its gate knows as files in a directory, which `node` keeps as a checkpoint."""
 
 import io
 import json
+import math
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,18 @@ STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a directory held: masters, the optimiser's state and its step count."""
+    """What a directory held: masters, the optimiser's state, its step count and what the gate knew, if anything."""
 
     weights: list[Tensor]
     optimizer: list[dict[str, Tensor]]
     step: int
+    known: list[float]
 
 
-def save_policy(policy: Policy, lora: LoraSettings, directory: Path) -> None:
-    """Write policy and optimiser into an existing directory: the adapter as peft reads it. Raises OSError."""
+def save_policy(policy: Policy, lora: LoraSettings, known: Sequence[float], directory: Path) -> None:
+    """Write policy, optimiser and what the gate knows (`Gate.known`) into an existing directory: the adapter as peft
+    reads it. Raises OSError.
+    """
     policy.weights.save(directory)
     # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
     optimizer = io.BytesIO()
@@ -41,6 +46,7 @@ def save_policy(policy: Policy, lora: LoraSettings, directory: Path) -> None:
         "model": policy.resolved.identity,
         "step": policy.step,
         "lora": lora.model_dump(),
+        "gate": list(known),
     }
     (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
 
@@ -57,7 +63,8 @@ def read_policy(policy: Policy, lora: LoraSettings, directory: Path) -> Saved:
             )
     with out_of_memory_as(f"the checkpoint in {directory} does not fit in memory: free some"):
         weights = policy.weights.read(directory)
-        return Saved(weights, _read_optimizer(policy, directory / OPTIMIZER_FILE), int(state["step"]))
+        optimizer = _read_optimizer(policy, directory / OPTIMIZER_FILE)
+        return Saved(weights, optimizer, int(state["step"]), state.get("gate", []))
 
 
 def set_policy(policy: Policy, saved: Saved) -> None:
@@ -79,6 +86,10 @@ def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
 
 
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+
 def _read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text("utf-8"))
@@ -89,6 +100,8 @@ def _read_state(path: Path) -> dict[str, Any]:
         or state.get("format") != FORMAT
         or not {"model", "lora"} <= state.keys()
         or not isinstance(state.get("step"), int)
+        # Missing in what was saved before there was a gate.
+        or not _are_numbers(state.get("gate", []))
     ):
         raise CheckpointError(f"{path} is not of format {FORMAT}: another version of swarmnode wrote it")
     return state

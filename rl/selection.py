@@ -57,8 +57,11 @@ class Selection(Protocol):
         """Different candidates, as many as there is room for; fewer if there are no more."""
         ...
 
-    def part(self, group: ScoredGroup) -> ScoredGroup:
-        """What of a chosen group is trained on. Its advantages are those of the whole group."""
+    def part(self, group: ScoredGroup, most: int) -> ScoredGroup:
+        """What of a chosen group is trained on. Its advantages are those of the whole group.
+
+        A strategy that takes single completions takes at most `most` (L) of one group.
+        """
         ...
 
 
@@ -76,7 +79,7 @@ class Uniform:
         """See `Selection`. In random order, one whose origin has its share already is passed over."""
         return self._groups(candidates, room.external, room, random)
 
-    def part(self, group: ScoredGroup) -> ScoredGroup:
+    def part(self, group: ScoredGroup, most: int) -> ScoredGroup:
         """All of it."""
         return group
 
@@ -116,24 +119,25 @@ class Positives(Uniform):
         taken: Counter[str] = Counter()
         for candidate in _in_order(candidates, room.number, self.half_life, random):
             share = room.per_peer * room.group_size - taken[candidate.origin]
-            if candidate.successes <= min(left, share):
+            count = min(candidate.successes, room.group_size)
+            if count <= min(left, share):
                 chosen.append(candidate)
-                left -= candidate.successes
-                taken[candidate.origin] += candidate.successes
+                left -= count
+                taken[candidate.origin] += count
         return chosen
 
-    def part(self, group: ScoredGroup) -> ScoredGroup:
+    def part(self, group: ScoredGroup, most: int) -> ScoredGroup:
         """Its distinct completions of positive advantage."""
-        return positives(group)
+        return positives(group, most)
 
 
 @dataclass(frozen=True, slots=True)
 class FillPositives(Fill):
     """The groups of `Fill`, of each its distinct completions of positive advantage."""
 
-    def part(self, group: ScoredGroup) -> ScoredGroup:
+    def part(self, group: ScoredGroup, most: int) -> ScoredGroup:
         """Its distinct completions of positive advantage."""
-        return positives(group)
+        return positives(group, most)
 
 
 STRATEGIES: dict[Strategy, type[Uniform]] = {
@@ -144,21 +148,28 @@ STRATEGIES: dict[Strategy, type[Uniform]] = {
 }
 
 
-def positives(group: ScoredGroup) -> ScoredGroup:
-    """The distinct completions of positive advantage, each once, the best first; at most as many as its rewards add up
-    to, so that a group of many answers that are hardly better than nothing is not a way to fill a round.
+def positives(group: ScoredGroup, most: int) -> ScoredGroup:
+    """The distinct completions of positive advantage, each once, the best first, and at most `most`.
+
+    At most as many as its rewards add up to, too: a group of many answers that are hardly better than nothing is not a
+    way to fill a round.
     """
     best: dict[Completion, tuple[float, float]] = {}
     for completion, reward, advantage in zip(group.group.completions, group.rewards, group.advantages, strict=True):
         if advantage > 0:
             best.setdefault(replace(completion, tokens=None, logprobs=None), (reward, advantage))
-    kept = sorted(best.items(), key=lambda item: -item[1][1])[: _successes(group.mean_reward, len(group.rewards))]
+    count = min(most, _successes(group.mean_reward, len(group.rewards)))
+    kept = sorted(best.items(), key=lambda item: -item[1][1])[:count]
     return replace(
         group,
         group=replace(group.group, completions=tuple(completion for completion, _ in kept)),
         rewards=tuple(reward for _, (reward, _) in kept),
         advantages=tuple(advantage for _, (_, advantage) in kept),
     )
+
+
+def _log_waiting(random: Random) -> float:
+    return math.log(-math.log1p(-(random.random() or 2.0**-54)))
 
 
 def _successes(mean_reward: float, completions: int) -> int:
@@ -173,8 +184,9 @@ def _in_order(
     if half_life == 0:
         return random.sample(list(candidates), len(candidates))
     # Weighted sampling without replacement: the smallest of exponential waiting times (Efraimidis and Spirakis, 2006).
+    # Compared by their logarithms, since old groups and a short half-life make the times themselves overflow.
     waiting = [
-        (-math.log(1.0 - random.random()) * 2.0 ** ((number - candidate.round) / half_life), place)
+        (_log_waiting(random) + math.log(2.0) * (number - candidate.round) / half_life, place)
         for place, candidate in enumerate(candidates)
     ]
     return [candidates[place] for _, place in sorted(waiting)]

@@ -1,17 +1,49 @@
-"""What a learning step counts while it goes over tokens."""
+"""What a learning step knows of its tokens before it goes over them, and what it counts while it does."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
 
 from rl.batches import Row
+from rl.loss import LossTerms, TokenBatch
+
+
+@dataclass(slots=True)
+class Known:
+    """Log-probs computed before the first optimiser step: of the old policy and of the base model."""
+
+    old: Mapping[Row, Tensor] = field(default_factory=dict)
+    reference: Mapping[Row, Tensor] = field(default_factory=dict)
+
+    def token_batch(self, rows: Sequence[Row], logprobs: Tensor, weights: Mapping[Row, float]) -> TokenBatch:
+        """What the loss needs of these rows' tokens, [N], from their log-probs now and the weight of each token of a
+        row. If nothing is known of the old policy, it is the one of now.
+        """
+        counts = torch.tensor([len(row.tokens) for row in rows], device=logprobs.device)
+
+        def spread(values: list[float]) -> Tensor:
+            return torch.tensor(values, device=logprobs.device).repeat_interleave(counts)
+
+        def recall(values: Mapping[Row, Tensor]) -> Tensor:
+            return torch.cat([values[row] for row in rows])
+
+        return TokenBatch(
+            logprobs=logprobs,
+            old_logprobs=recall(self.old) if self.old else logprobs.detach(),
+            advantages=spread([row.advantage for row in rows]),
+            weights=spread([weights[row] for row in rows]),
+            reference=recall(self.reference) if self.reference else None,
+        )
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the tokens of one optimiser step (`gap`: over all tokens with a sampled log-prob, first pass only)."""
+    """Sums over the tokens of one optimiser step (`gap`: over all tokens with a sampled log-prob, first pass only).
+
+    `norm` is that of its gradient before clipping.
+    """
 
     loss: float = 0.0
     clipped: float = 0.0
@@ -20,6 +52,17 @@ class Totals:
     tokens: int = 0
     gap: float = 0.0
     gap_tokens: int = 0
+    norm: float = 0.0
+
+    def add(self, rows: Sequence[Row], terms: LossTerms, logprobs: Tensor, entropy: Tensor) -> None:
+        """Count the tokens of a micro-batch's rows; `logprobs` and `entropy`: [N]."""
+        self.loss += float(terms.loss.detach())
+        self.clipped += float(terms.clipped)
+        self.kl += float(terms.kl)
+        self.entropy += float(entropy.sum())
+        self.tokens += len(logprobs)
+        for row, values in zip(rows, torch.split(logprobs, [len(row.tokens) for row in rows]), strict=True):
+            self.add_gap(row, values)
 
     def add_gap(self, row: Row, logprobs: Tensor) -> None:
         """Count how far the engine was from these log-probs of the row's tokens, if it reported any."""

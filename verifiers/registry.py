@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from verifiers.base import UnknownTask, Verifier, VerifierError
+from verifiers.imports import importing
 
 GROUP = "swarmnode.verifiers"
 """The entry-point group. An entry's name is the verifier's name in configurations and task references."""
@@ -25,7 +26,8 @@ def load(name: str, options: Mapping[str, Any]) -> Verifier:
     Raises UnknownTask for a name that nothing registered, VerifierError if the verifier does not take the options.
     """
     try:
-        factory = _entry(name).load()
+        with importing():
+            factory = _entry(name).load()
     except (ImportError, AttributeError) as error:
         raise VerifierError(f"the verifier {name!r} is registered but cannot be imported: {error}") from error
     try:

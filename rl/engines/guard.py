@@ -5,6 +5,7 @@ there before them.
 """
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -79,6 +80,10 @@ def end_with_parent() -> None:
     learner = os.environ.get(LEARNER_VARIABLE)
     if learner is None or int(learner) == os.getpid():
         return
+    if not gc.isenabled():
+        # It was of no use while vLLM was imported (`verifiers.imports`).
+        gc.freeze()
+        gc.enable()
     launch.end_with_parent()
     # The parent may have gone before it was asked for, and then nothing would ever come.
     if int(learner) not in {process.pid for process in psutil.Process().parents()}:

@@ -30,6 +30,7 @@ from rl.rollouts import Sampling
 from rl.settings import LearnerSettings
 from rl.weights import write_tensors
 from rl.work import Progress, Stop, check_stop, first_line, is_out_of_memory
+from verifiers.imports import importing
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +259,8 @@ class VllmEngine:
 def _open(location: str, given: Mapping[str, Any]) -> Any:
     import dataclasses
 
-    from vllm import LLM, EngineArgs
+    with importing():
+        from vllm import LLM, EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     if unknown := sorted(given.keys() - known):

@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 from node.record import Record
-from tests.e2e.nodes import QUICK, StartNode
+from tests.e2e.nodes import QUICK, RunningNode, StartNode
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("silo")]
+
+SEED = ("--seed", "5")
 
 
 def gone(processes: list[psutil.Process], seconds: float = 5) -> bool:
@@ -30,6 +32,26 @@ def sockets_of(process: psutil.Process) -> list[Any]:
         return list(process.net_connections(kind="inet"))
     except psutil.Error:
         return []
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> RunningNode:
+    """A node that has done twelve rounds, with a checkpoint every four; to look at, and to copy."""
+    place = tmp_path_factory.mktemp("finished")
+    words = ("--silo", "--rounds", "12", *SEED, "--set", "checkpoint.every=4", *QUICK)
+    node = RunningNode(place / "data", words, place / "data.log", "tiny", {})
+    try:
+        assert node.wait() == 0
+    finally:
+        if node.process.poll() is None:
+            node.kill()
+    return node
+
+
+@pytest.fixture
+def copied(finished: RunningNode, tmp_path: Path) -> Path:
+    """A copy of that node's data directory, where `start_node` starts the next one."""
+    return Path(shutil.copytree(finished.data_dir, tmp_path / "data"))
 
 
 def test_a_run_of_three_rounds_leaves_three_records_and_no_process(start_node: StartNode) -> None:
@@ -84,21 +106,21 @@ def test_a_killed_learner_is_replaced_and_costs_only_what_had_no_checkpoint(star
     assert "resuming after round" in node.log()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round(
-    start_node: StartNode, number: signal.Signals
-) -> None:
-    node = start_node("--set", "checkpoint.every=1000", *QUICK)
-    node.wait_for_round(3)
-    children = node.children()
-    node.process.send_signal(number)
-    assert node.wait(20) == 0
-    assert gone(children)
-    done = node.rounds()[-1]
+def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round(start_node: StartNode) -> None:
+    done = 0
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        node = start_node("--set", "checkpoint.every=1000", *QUICK)
+        node.wait_for_round(done + 3)
+        assert done == 0 or f"resuming after round {done} " in node.log()
+        children = node.children()
+        node.process.send_signal(number)
+        assert node.wait(20) == 0, number.name
+        assert gone(children), number.name
+        done = node.rounds()[-1]
     again = start_node("--rounds", str(done + 2), "--set", "checkpoint.every=1000", *QUICK)
     assert again.wait() == 0
     assert again.rounds() == list(range(1, done + 3))
-    assert f"resuming after round {done}" in again.log()
+    assert f"resuming after round {done} " in again.log()
 
 
 def test_a_signal_while_the_model_loads_ends_it_at_once(start_node: StartNode) -> None:
@@ -118,44 +140,38 @@ def test_a_second_node_on_the_same_directory_is_refused(start_node: StartNode) -
     assert first.process.poll() is None
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(start_node: StartNode) -> None:
-    node = start_node("--rounds", "10", "--set", "checkpoint.every=5", *QUICK)
-    assert node.wait() == 0
-    newest = max((node.data_dir / "checkpoints").iterdir())
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(start_node: StartNode, copied: Path) -> None:
+    newest = max((copied / "checkpoints").iterdir())
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 0xFF
     largest.write_bytes(data)
-    again = start_node("--rounds", "12", "--set", "checkpoint.every=5", *QUICK)
+    again = start_node("--rounds", "14", "--set", "checkpoint.every=4", *QUICK)
     assert again.wait() == 0
-    assert again.rounds() == list(range(1, 13))
-    assert "resuming after round 5" in again.log()
+    assert again.rounds() == list(range(1, 15))
+    assert "resuming after round 8 " in again.log()
     assert "damaged" in again.log()
 
 
-def test_a_run_without_its_checkpoints_is_not_begun_again_in_silence(start_node: StartNode) -> None:
-    arguments = ("--rounds", "4", "--seed", "1", "--set", "checkpoint.every=2", *QUICK)
-    node = start_node(*arguments)
-    assert node.wait() == 0
+def test_a_run_without_its_checkpoints_is_not_begun_again_in_silence(start_node: StartNode, copied: Path) -> None:
     # Another seed would give another run under the same name.
-    assert start_node("--rounds", "6", "--seed", "2", *QUICK).wait() == 2
-    assert "seed 1, not 2" in node.log()
-    shutil.rmtree(node.data_dir / "checkpoints")
-    again = start_node(*arguments)
+    other = start_node("--rounds", "14", "--seed", "6", *QUICK)
+    assert other.wait() == 2
+    assert "seed 5, not 6" in other.log()
+    shutil.rmtree(copied / "checkpoints")
+    again = start_node("--rounds", "12", *SEED, *QUICK)
     assert again.wait() == 1
     assert "no whole checkpoint" in again.log()
-    assert again.rounds() == [1, 2, 3, 4]
+    assert again.rounds() == list(range(1, 13))
 
 
-def test_runs_with_one_seed_are_alike_even_when_interrupted(start_node: StartNode, tmp_path: Path) -> None:
-    whole = start_node("--rounds", "12", "--seed", "5", *QUICK, data_dir=tmp_path / "whole")
-    assert whole.wait() == 0
-    cut = start_node("--seed", "5", "--set", "checkpoint.every=4", *QUICK, data_dir=tmp_path / "cut")
+def test_runs_with_one_seed_are_alike_even_when_interrupted(start_node: StartNode, finished: RunningNode) -> None:
+    cut = start_node(*SEED, "--set", "checkpoint.every=4", *QUICK)
     cut.wait_for_round(6)
     cut.kill()
-    cut = start_node("--rounds", "12", "--seed", "5", *QUICK, data_dir=tmp_path / "cut")
+    cut = start_node("--rounds", "12", *SEED, *QUICK)
     assert cut.wait() == 0
-    assert [r["reward_local"] for r in cut.records()] == [r["reward_local"] for r in whole.records()]
+    assert [r["reward_local"] for r in cut.records()] == [r["reward_local"] for r in finished.records()]
 
 
 @pytest.fixture

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from node.exchange import Counts
 from node.record import MetricsFile, Record, RecordError
-from tests.node.records import record
+from node.rounds import _record_of
+from rl.rollouts import UpdateStats
+from rl.sapo import RoundResult
+from tests.node.records import record, scored_group
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +43,8 @@ KEYS = [
     "seconds_share",
     "engine_restarts",
     "seconds_sync",
+    "gate_refused",
+    "gate_threshold",
 ]
 
 
@@ -193,3 +199,24 @@ def test_what_is_not_a_number_is_null() -> None:
     line = record(1, loss=math.nan, grad_norm=math.inf, entropy=None).model_dump_json()
     assert [json.loads(line)[key] for key in ("loss", "grad_norm", "entropy")] == [None, None, None]
     assert Record.model_validate_json(line).loss is None
+
+
+def result(stats: UpdateStats | None) -> RoundResult:
+    groups = (scored_group(),)
+    return RoundResult(1, groups, groups, 0, 0, stats, "", 0.0, 0.0, 0.0, 0.0)
+
+
+def test_what_the_gate_did_is_in_the_record() -> None:
+    stats = UpdateStats(1, 9, 0.0, 0.0, 1.0, 1.0, 0.0, 1e-4, None, 8192, refused=(1,), refused_completions=3, gate=-2.5)
+    gated = _record_of(result(stats), 1, Counts(), 0)
+    assert (gated.gate_refused, gated.gate_threshold) == (3, -2.5)
+    assert (gated.external_groups, gated.reward_external) == (1, 0.5), "of what was chosen, refused or not"
+    failed = _record_of(result(None), 1, Counts(), 0)
+    assert (failed.gate_refused, failed.gate_threshold) == (0, None)
+
+
+def test_a_gate_that_lets_nothing_pass_yet_has_no_threshold_in_the_record() -> None:
+    unknown = json.loads(record(1, gate_refused=3, gate_threshold=math.inf).model_dump_json())
+    assert (unknown["gate_refused"], unknown["gate_threshold"]) == (3, None)
+    known = json.loads(record(1, gate_threshold=-2.5).model_dump_json())
+    assert (known["gate_refused"], known["gate_threshold"]) == (0, -2.5)

@@ -108,6 +108,18 @@ def test_it_shows_the_swarm_and_what_came_of_others() -> None:
     assert "nodes" not in "\n".join(screen(80, 24)), "a node alone has no swarm to show"
 
 
+def test_what_the_gate_refused_stands_with_what_else_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "rejected: stale 1, by the gate 3" in "\n".join(screen(100, 24, rejected={"stale": 1}, gate_refused=3))
+    assert "rejected: by the gate 3" in "\n".join(screen(100, 24, rejected={}, gate_refused=3))
+    assert "gate" not in "\n".join(screen(100, 24))
+    with open_view(LogSettings()) as view:
+        view.round_finished(record(1, gate_refused=3), {}, [])
+        view.round_finished(record(2), {}, [])
+    refused, none = capsys.readouterr().err.splitlines()
+    assert "gate_refused=3" in refused
+    assert "gate" not in none
+
+
 def test_a_small_terminal_has_room_for_nine_kinds_and_the_data_directory() -> None:
     text = "\n".join(screen(80, 24))
     assert all(f"kind_{kind} " in text for kind in range(9))

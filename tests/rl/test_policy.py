@@ -222,8 +222,9 @@ def test_a_model_that_takes_no_block_mask_is_noticed(
     make_learner: MakeLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = make_learner()
-    assert learner.policy._takes_block_mask()
+    scorer, vocabulary = learner.policy.scorer, len(learner.tokenizer)
+    assert scorer.takes_block_mask(vocabulary)
     for layer in learner.policy.model.get_decoder().layers:
         layer.self_attn = Deaf(layer.self_attn)
-    assert not learner.policy._takes_block_mask()
+    assert not scorer.takes_block_mask(vocabulary)
     assert "repeats its prompt" in caplog.text

@@ -9,7 +9,7 @@ import pytest
 from rl.errors import TrainingError
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import MAX_CHOICES, Phase, RoundPlan, Sapo, round_seed
-from rl.selection import Candidate, Uniform
+from rl.selection import Candidate, Fill, Positives, Selection, Uniform
 from verifiers.base import Task, TaskRef, VerifierError
 
 STATS = UpdateStats(
@@ -39,10 +39,13 @@ class Surroundings:
         self.diverges = False
         self.others: dict[int, ScoredGroup] = {}
         self.asked: list[tuple[int, int]] = []
+        self.unusable: set[int] = set()
         self.settled: list[tuple[set[int], set[int], int]] = []
         self.too_long: set[int] = set()
         self.checked: list[ScoredGroup] = []
         self.shared: list[tuple[list[ScoredGroup], int]] = []
+        self.selection: Selection = Uniform()
+        self.unlikely: set[int] = set()
 
     def receive(self, *origins: str) -> None:
         """Groups of others, with ids and indices 0, 1, 2 ..."""
@@ -53,13 +56,18 @@ class Surroundings:
 
     async def candidates(self, since: int, reuse: int) -> list[Candidate]:
         self.asked.append((since, reuse))
-        return [Candidate(key, one.origin, one.round, "sum", 2, 0.5, 0) for key, one in self.others.items()]
+        return [
+            Candidate(key, one.origin, one.round, "sum", len(one.rewards), one.mean_reward, 0)
+            for key, one in self.others.items()
+            if key not in self.unusable
+        ]
 
     async def take(self, ids: Collection[int]) -> dict[int, ScoredGroup]:
         return {key: self.others[key] for key in ids}
 
     async def settle(self, used: Collection[int], refused: Collection[int], number: int) -> None:
         self.settled.append((set(used), set(refused), number))
+        self.unusable.update(refused)
 
     async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         self.checked.extend(groups)
@@ -94,7 +102,12 @@ class Surroundings:
         if self.diverges:
             raise TrainingError("the loss is nan")
         self.trained.extend(groups)
-        return STATS
+        refused = tuple(
+            place
+            for place, group in enumerate(groups)
+            if group.origin != "me" and group.group.task.ref.index in self.unlikely
+        )
+        return replace(STATS, refused=refused, refused_completions=len(refused), gate=-4.5)
 
     def sapo(self, **changes: Any) -> Sapo:
         plan = RoundPlan(
@@ -109,7 +122,7 @@ class Surroundings:
             advantage="mean",
             seed=5,
         )
-        return Sapo(replace(plan, **changes), self, self, self, self, self, Uniform(), self.phases.append)
+        return Sapo(replace(plan, **changes), self, self, self, self, self, self.selection, self.phases.append)
 
 
 async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_pooled() -> None:
@@ -158,6 +171,50 @@ async def test_a_pool_full_of_what_does_not_fit_ends_the_search() -> None:
     assert result.external == ()
     assert result.stats is not None
     assert len(around.checked) == 4 * MAX_CHOICES
+
+
+async def test_of_a_chosen_group_the_selected_part_is_trained_on_and_the_whole_is_told() -> None:
+    around = Surroundings()
+    around.selection = Positives()
+    around.receive(*"abc")
+    result = await around.sapo().round(7)
+    assert sorted(result.external, key=lambda group: group.origin) == list(around.others.values())
+    assert result.reward_external == 0.5, "the rewards of whole groups, failures too"
+    parts = around.trained[len(result.local) :]
+    assert [[one.text for one in part.group.completions] for part in parts] == [["1"]] * 3
+    assert [part.advantages for part in parts] == [(0.5,)] * 3, "as in the whole group"
+    assert around.trained[: len(result.local)] == list(result.local), "its own groups stay whole"
+    assert around.checked == parts, "what has to fit the model is what it is to learn"
+
+
+async def test_what_the_gate_refused_does_not_come_again() -> None:
+    around = Surroundings()
+    around.receive(*"abcd")
+    around.unlikely = {1, 3}
+    sapo = around.sapo()
+    result = await sapo.round(1)
+    assert len(result.external) == 4
+    assert around.settled == [({0, 1, 2, 3}, set(), 1), (set(), {1, 3}, 1)]
+    again = await sapo.round(2)
+    assert {group.group.task.ref.index for group in again.external} == {0, 2}
+    assert around.settled[2:] == [({0, 2}, set(), 2)]
+
+
+async def test_a_step_that_failed_refuses_nothing() -> None:
+    around = Surroundings()
+    around.receive(*"abcd")
+    around.unlikely, around.diverges = {1, 3}, True
+    await around.sapo().round(1)
+    assert around.settled == [({0, 1, 2, 3}, set(), 1)]
+
+
+async def test_own_groups_that_teach_nothing_leave_room_for_others() -> None:
+    around = Surroundings()
+    around.selection = Fill()
+    around.receive(*"abcdefgh")
+    result = await around.sapo().round(1)
+    assert sum(group.informative for group in result.local) == 2
+    assert len(result.external) == 5, "I + J is 7"
 
 
 async def test_it_shares_what_it_was_told_to_and_trains_on_all() -> None:

@@ -1,0 +1,178 @@
+"""Runs of the simulation: one process each, kept on disk, so that what was interrupted goes on where it was."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import trio
+
+from bench.sim.regimes import REGIMES, policies
+from bench.sim.tasks import Codec, Kind, load_kinds, write_files
+from bench.sim.world import History, Plan, Swarm
+from bench.tiny_vocab import build_tokenizer
+
+FORMAT = 1
+"""Of what is kept. Raise it when a run would come out differently: what was kept before is not used then."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a regime, the seed its first policies were made with, and what the nodes do."""
+
+    regime: str
+    pretrained: int
+    plan: Plan
+    nodes: int = 8
+    held_out_every: int = 0
+
+    @property
+    def key(self) -> str:
+        """Names the run in files."""
+        text = json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. Rewards are the nodes' own rollouts' alone; lists have an entry a tick.
+
+    `cumulative` is the sum over ticks of the mean over (honest) nodes of each node's newest reward; `worst` the same of
+    the node that has least of it, `final` the mean of the last tenth. `generated` counts groups, `informative` and
+    `tokens` are those of a node's update on average. `held_out` maps a tick to the mean accuracy, from 0 to 1.
+    """
+
+    reward: list[float]
+    entropy: list[float]
+    held_out: dict[int, float]
+    cumulative: float
+    worst: float
+    final: float
+    generated: int
+    informative: float
+    external: float
+    tokens: float
+    refused: int
+    offered: int
+    threshold: float | None
+    seconds: float
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last held-out accuracy."""
+        return self.held_out[max(self.held_out)] if self.held_out else None
+
+
+def run(job: Job, directory: Path) -> Outcome:
+    """Run a job in this process, unless its outcome is kept in `directory` already."""
+    path = directory / "runs" / f"{job.key}.json"
+    if path.exists():
+        return _read(path)
+    torch.set_num_threads(1)
+    regime = REGIMES[job.regime]
+    kinds, codec, files = _world(directory)
+    parts = policies(regime, job.pretrained, kinds, codec, directory / "policies", job.nodes)
+    begun = time.monotonic()
+    swarm = Swarm(regime.plan(job.plan), parts, codec, files)
+    history = trio.run(swarm.run, job.held_out_every)
+    outcome = _outcome(history, time.monotonic() - begun)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps({"job": asdict(job), "outcome": asdict(outcome)}), encoding="utf-8")
+    temporary.replace(path)
+    return outcome
+
+
+def _read(path: Path) -> Outcome:
+    kept = json.loads(path.read_text(encoding="utf-8"))["outcome"]
+    kept["held_out"] = {int(tick): accuracy for tick, accuracy in kept["held_out"].items()}
+    return Outcome(**kept)
+
+
+@cache
+def _world(directory: Path) -> tuple[Sequence[Kind], Codec, Sequence[Path]]:
+    kinds = load_kinds()
+    return kinds, Codec(build_tokenizer()), write_files(kinds, directory / "tasks")
+
+
+def _outcome(history: History, seconds: float) -> Outcome:
+    nodes = [_carried(list(rewards)) for rewards in zip(*history.per_node, strict=True)]
+    reward = [_mean(tick) for tick in zip(*nodes, strict=True)]
+    last = max(1, len(reward) // 10)
+    threshold = history.threshold[-1] if history.threshold else float("inf")
+    return Outcome(
+        reward=reward,
+        entropy=history.entropy,
+        held_out={tick: _mean(found) for tick, found in history.held_out.items()},
+        cumulative=sum(reward),
+        worst=min(sum(rewards) for rewards in nodes),
+        final=_mean(reward[-last:]),
+        generated=history.generated,
+        informative=_mean(history.informative),
+        external=_mean(history.external),
+        tokens=_mean(history.tokens),
+        refused=history.refused,
+        offered=history.offered,
+        threshold=threshold if abs(threshold) < float("inf") else None,
+        seconds=seconds,
+    )
+
+
+def _carried(rewards: list[float | None]) -> list[float]:
+    """A node's newest reward at each tick; 0 before its first."""
+    newest = 0.0
+    return [newest := newest if reward is None else reward for reward in rewards]
+
+
+def run_all(
+    jobs: Iterable[Job], directory: Path, workers: int, tell: Callable[[int, int, Job, Outcome], None]
+) -> dict[Job, Outcome]:
+    """Run the jobs, `workers` at a time. `tell` gets how many of how many are done, and the one just done."""
+    wanted = list(dict.fromkeys(jobs))
+    outcomes: dict[Job, Outcome] = {}
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        # First policies are made by one process each, once.
+        stacks = list(
+            dict.fromkeys((job.regime, job.pretrained, job.nodes) for job in wanted if not _kept(job, directory))
+        )
+        for made in [pool.submit(_prepare, *stack, directory) for stack in stacks]:
+            made.result()
+        running = {pool.submit(run, job, directory): job for job in wanted}
+        for future in as_completed(running):
+            job = running[future]
+            outcomes[job] = future.result()
+            tell(len(outcomes), len(wanted), job, outcomes[job])
+    return outcomes
+
+
+def _kept(job: Job, directory: Path) -> bool:
+    return (directory / "runs" / f"{job.key}.json").exists()
+
+
+def _prepare(regime: str, pretrained: int, nodes: int, directory: Path) -> None:
+    torch.set_num_threads(1)
+    kinds, codec, _ = _world(directory)
+    policies(REGIMES[regime], pretrained, kinds, codec, directory / "policies", nodes)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def groups(outcomes: Mapping[Job, Outcome], jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[Outcome]]:
+    """The outcomes of named lists of jobs."""
+    return {name: [outcomes[job] for job in listed] for name, listed in jobs.items()}
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """What of a job's plan differs from a plan without any choice made."""
+    plain, plan = asdict(Plan()), asdict(job.plan)
+    return {name: value for name, value in plan.items() if plain[name] != value}

@@ -1,0 +1,173 @@
+"""What is run for each table: names of rows, and the runs that each row is the mean of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.sim.jobs import Job
+from bench.sim.regimes import CONFIGURATIONS, REGIMES
+from bench.sim.world import Plan
+
+SHORT, LONG = 100, 500
+"""Rounds."""
+
+PRETRAINED = (1, 2, 3)
+"""Seeds of the first policies."""
+
+TUNING, TUNING_PRETRAINED = (101, 102), 9
+"""Seeds of the runs that learning rates were chosen by: none of them is in any other table."""
+
+GRID = (2e-4, 4e-4, 8e-4, 1.6e-3)
+
+RATES: dict[int, dict[str, float]] = {SHORT: {}, LONG: {}}
+"""The learning rate of the grid that gave each configuration most on the tuning seeds (`python -m bench.swarm tune`)."""
+
+PLAIN_RATE = 4e-4
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table. Ratios are to the row `control`; `curves` are the rows whose rewards are drawn."""
+
+    title: str
+    rows: Mapping[str, Sequence[Job]]
+    control: str = "8/0"
+    curves: tuple[str, ...] = ()
+
+
+def rate(name: str, rounds: int) -> float:
+    """The tuned learning rate of a configuration; a variant of one has that of what it varies."""
+    rates = RATES[LONG if rounds > 2 * SHORT else SHORT]
+    return rates.get(name, rates.get(name.partition(",")[0], PLAIN_RATE))
+
+
+def tuned(name: str, rounds: int, **changes: Any) -> Plan:
+    """A configuration at its learning rate."""
+    return replace(CONFIGURATIONS[name], **{"lr": rate(name, rounds), "rounds": rounds, **changes})
+
+
+def runs(name: str, seeds: int, regime: str = "specialists", rounds: int = SHORT, **changes: Any) -> list[Job]:
+    """`seeds` runs of a configuration, over the seeds of the first policies in turn. Held-out accuracy at the end."""
+    return [
+        Job(
+            regime,
+            PRETRAINED[seed % len(PRETRAINED)],
+            REGIMES[regime].plan(tuned(name, rounds, seed=seed, **changes)),
+            held_out_every=rounds,
+        )
+        for seed in range(seeds)
+    ]
+
+
+def headline(seeds: int, others: int) -> Section:
+    """The paper's experiment on specialised nodes, its controls, and this product's default."""
+    rows = {name: runs(name, seeds if name in MAIN else others) for name in CONFIGURATIONS}
+    rows["default, tokens of 4/4"] = runs("default", others, external=SAME_TOKENS)
+    return Section(f"Specialists, {SHORT} rounds", rows, curves=MAIN)
+
+
+MAIN = ("8/0", "4/4", "default")
+
+SAME_TOKENS = 4
+"""J at which the default trains on about as many tokens a round as 4/4."""
+
+
+def regimes(seeds: int) -> list[Section]:
+    """The same three configurations from other first policies."""
+    return [
+        Section(f"{regime.name}: {regime.what}", {name: runs(name, seeds, regime.name) for name in MAIN})
+        for regime in REGIMES.values()
+        if regime.name != "specialists"
+    ]
+
+
+def long_run(seeds: int) -> Section:
+    """Five times as many rounds, at learning rates tuned for that."""
+    rows = {name: [replace(job, held_out_every=SHORT) for job in runs(name, seeds, rounds=LONG)] for name in MAIN}
+    return Section(f"Specialists, {LONG} rounds", rows, curves=MAIN)
+
+
+def strategies(seeds: int) -> Section:
+    """One change to the default each."""
+    changes: dict[str, dict[str, Any]] = {
+        "default": {},
+        "default, no gate": {"gate": False},
+        "default, uniform": {"selection": "uniform"},
+        "default, fill": {"selection": "fill"},
+        "default, fill_positives": {"selection": "fill_positives"},
+        "default, J = 4": {"external": 4},
+        "default, J = 16": {"external": 16},
+        "default, half-life 3": {"half_life": 3.0},
+        "default, reuse 3": {"reuse": 3},
+        "default, two epochs": {"epochs": 2},
+        "default, I = 2": {"local": 2},
+        "default, I = 8": {"local": 8},
+    }
+    return Section(
+        "The default, changed", {name: runs("default", seeds, **c) for name, c in changes.items()}, "default"
+    )
+
+
+def hostile(seeds: int) -> list[Section]:
+    """Two of eight nodes send right answers behind junk, to verifiers that skip junk."""
+    sections = []
+    for name in ("default", "4/4"):
+        attacked: dict[str, Any] = {"hostile": 2, "lenient": True}
+        sections.append(
+            Section(
+                f"{name}, two of eight nodes hostile",
+                {
+                    "those two silent": runs(name, seeds, **attacked, attack="silent", gate=True),
+                    "junk, gate": runs(name, seeds, **attacked, gate=True),
+                    "junk, no gate": runs(name, seeds, **attacked, gate=False),
+                    "no attack, gate": runs(name, seeds, lenient=True, gate=True),
+                    "no attack, no gate": runs(name, seeds, lenient=True, gate=False),
+                },
+                "those two silent",
+            )
+        )
+    return sections
+
+
+def asynchrony(seeds: int) -> list[Section]:
+    """Groups that come late or never, nodes that are slow or start over."""
+    troubles: dict[str, dict[str, Any]] = {
+        "none": {},
+        "5 rounds late": {"delay": 5},
+        "20 rounds late": {"delay": 20},
+        "50 rounds late": {"delay": 50},
+        "0 to 50 rounds late": {"delay_up_to": 50},
+        "30 % lost": {"loss": 0.3},
+        "half at a third of the speed": {"speeds": (1, 3)},
+        "one starts over every 10 rounds": {"reset_every": 10},
+    }
+    return [Section(what, {name: runs(name, seeds, **trouble) for name in MAIN}) for what, trouble in troubles.items()]
+
+
+def sizes(seeds: int) -> list[Section]:
+    """Swarms of other sizes."""
+    return [
+        Section(
+            f"{nodes} nodes",
+            {name: [replace(job, nodes=nodes) for job in runs(name, seeds)] for name in MAIN},
+        )
+        for nodes in (2, 4, 16)
+    ]
+
+
+def tuning(names: Sequence[str], rounds: int) -> Section:
+    """Each configuration at each learning rate of the grid, on seeds that are used for nothing else."""
+    rows = {
+        f"{name} at {lr:g}": [
+            Job("specialists", TUNING_PRETRAINED, replace(tuned(name, rounds, seed=seed), lr=lr), held_out_every=rounds)
+            for seed in TUNING
+        ]
+        for name in names
+        for lr in GRID
+    }
+    return Section(f"Learning rates, {rounds} rounds", rows, control=next(iter(rows)))
+
+
+def smoke() -> Section:
+    """One seed of the headline's main rows."""
+    return Section(f"Specialists, {SHORT} rounds, one seed", {name: runs(name, 1) for name in MAIN}, curves=MAIN)
