@@ -36,9 +36,10 @@ start: $(STAMP)
 
 install: $(STAMP)
 
-# Most of a test's time goes by in processes that start, so several run at once; ARGS="-n 0" runs them in one process.
+# Several run at once (tests/conftest.py says how many), those of one xdist_group one after the other; ARGS="-n 0" runs
+# them in one process.
 test: $(STAMP)-test
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .

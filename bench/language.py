@@ -6,9 +6,9 @@ of updates each. `--slice` rounds of each configuration are run in turn, so that
 interrupted compares equal numbers of rounds. SIGINT or SIGTERM at any time has all nodes save and shows what there is;
 the same command goes on, with more `--rounds` too.
 
-Four nodes on two CPU cores with vLLM take about 25 s a round beside other heavy work, alone or sharing (sampling and
-update take about half each), a minute to load at the start of every slice, and 16 GB of memory. The nodes wait for each
-other at the start of a slice alone.
+Four nodes on two CPU cores with vLLM take about 25 s a round beside other heavy work: alone most of it is sampling,
+sharing most of it is the update. Loading takes a minute at the start of every slice, and only there the nodes wait for
+each other. All need 16 GB of memory. `--eval` takes one to three minutes a node.
 """
 
 import argparse

@@ -117,9 +117,9 @@ class Summary:
 def sharing_of(configuration: str) -> dict[str, Any]:
     """The settings that a configuration's name stands for.
 
-    `I/0` trains alone on I groups of its own; `I/J` is the paper's rule (arXiv 2509.08721, section 4), uniform and
-    without a gate; `default` leaves the product's settings as they are; a strategy's name changes that alone.
-    Raises RunError for any other name.
+    `I/0` trains alone on I groups of its own; `I/J` is the paper's rule (arXiv 2509.08721, section 4), uniform over
+    groups, whoever sent them, and without a gate; `default` leaves the product's settings as they are; a strategy's
+    name changes that alone. Raises RunError for any other name.
     """
     if configuration == "default":
         return {}
@@ -132,7 +132,8 @@ def sharing_of(configuration: str) -> dict[str, Any]:
     sharing: dict[str, Any] = {"local": int(own), "external": int(others)}
     if int(others) == 0:
         return {"sharing": {**sharing, "silo": True}}
-    return {"sharing": {**sharing, "selection": "uniform", "half_life": 0.0}, "training": {"gate": False}}
+    sharing |= {"selection": "uniform", "half_life": 0.0, "per_peer": int(others)}
+    return {"sharing": sharing, "training": {"gate": False}}
 
 
 def check_names(configurations: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from rl.errors import ModelError
 from rl.model_names import PACKAGED_SMOLLM2, SMOLLM2, TINY, auto_model
 from rl.settings import ModelSettings
+from verifiers.imports import uncollected
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,9 @@ def _convert(source: Path, file_name: str, target: Path) -> None:
     for stale in target.parent.glob(".converting-*"):
         if time.time() - stale.stat().st_mtime > STALE_SECONDS:
             shutil.rmtree(stale, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent, ignore_cleanup_errors=True) as temporary:
+    # A file's tokens are a million small objects each of the times it is read.
+    place = tempfile.TemporaryDirectory(prefix=".converting-", dir=target.parent, ignore_cleanup_errors=True)
+    with uncollected(), place as temporary:
         made = Path(temporary) / "model"
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(source),

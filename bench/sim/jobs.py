@@ -5,19 +5,19 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import trio
 
+from bench.sim.plan import History, Plan, mean
 from bench.sim.regimes import REGIMES, policies
 from bench.sim.tasks import Codec, Kind, load_kinds, write_files
-from bench.sim.world import History, Plan, Swarm
+from bench.sim.world import Swarm
 from bench.tiny_vocab import build_tokenizer
 
 FORMAT = 1
@@ -105,20 +105,20 @@ def _world(directory: Path) -> tuple[Sequence[Kind], Codec, Sequence[Path]]:
 
 def _outcome(history: History, seconds: float) -> Outcome:
     nodes = [_carried(list(rewards)) for rewards in zip(*history.per_node, strict=True)]
-    reward = [_mean(tick) for tick in zip(*nodes, strict=True)]
+    reward = [mean(tick) for tick in zip(*nodes, strict=True)]
     last = max(1, len(reward) // 10)
     threshold = history.threshold[-1] if history.threshold else float("inf")
     return Outcome(
         reward=reward,
         entropy=history.entropy,
-        held_out={tick: _mean(found) for tick, found in history.held_out.items()},
+        held_out={tick: mean(found) for tick, found in history.held_out.items()},
         cumulative=sum(reward),
         worst=min(sum(rewards) for rewards in nodes),
-        final=_mean(reward[-last:]),
+        final=mean(reward[-last:]),
         generated=history.generated,
-        informative=_mean(history.informative),
-        external=_mean(history.external),
-        tokens=_mean(history.tokens),
+        informative=mean(history.informative),
+        external=mean(history.external),
+        tokens=mean(history.tokens),
         refused=history.refused,
         offered=history.offered,
         threshold=threshold if abs(threshold) < float("inf") else None,
@@ -161,18 +161,3 @@ def _prepare(regime: str, pretrained: int, nodes: int, directory: Path) -> None:
     torch.set_num_threads(1)
     kinds, codec, _ = _world(directory)
     policies(REGIMES[regime], pretrained, kinds, codec, directory / "policies", nodes)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def groups(outcomes: Mapping[Job, Outcome], jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[Outcome]]:
-    """The outcomes of named lists of jobs."""
-    return {name: [outcomes[job] for job in listed] for name, listed in jobs.items()}
-
-
-def describe(job: Job) -> dict[str, Any]:
-    """What of a job's plan differs from a plan without any choice made."""
-    plain, plan = asdict(Plan()), asdict(job.plan)
-    return {name: value for name, value in plan.items() if plain[name] != value}

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.sim.plan import Plan
 from bench.sim.pretrain import cached, pretrain, specialise
 from bench.sim.stack import Shape, StackedPolicy
 from bench.sim.tasks import Codec, Kind, Lessons
-from bench.sim.world import Plan
 from bench.tiny_tasks import FORMS
 from node.config import SharingSettings
 from rl.settings import TrainingSettings
@@ -16,10 +16,10 @@ from rl.settings import TrainingSettings
 CONTEXT = 64
 """Longest sequence of a policy: a prompt of sixteen tokens, a completion of eight, and room for what others send."""
 
-BASE_STEPS, BASE_BATCH, BASE_LR = 500, 256, 3e-3
+BASE_STEPS, BASE_BATCH, BASE_LR = 1000, 256, 3e-3
 OWN_STEPS, OWN_BATCH, OWN_LR = 60, 128, 1e-3
 
-SHARES = {"calendar_arithmetic": 2.0, "spell_backward": 2.0, "decimal_arithmetic": 2.0}
+SHARES = {"calendar_arithmetic": 3.0, "spell_backward": 2.0, "decimal_arithmetic": 2.0}
 """How often kinds that are learned more slowly are taught, against 1 for the others."""
 
 
@@ -27,9 +27,9 @@ SHARES = {"calendar_arithmetic": 2.0, "spell_backward": 2.0, "decimal_arithmetic
 class Regime:
     """How often the nodes' first policies give the accepted lead-in.
 
-    `everywhere` is its probability in what all are taught. In a few more supervised steps node n is then taught its own
-    kind (number n) half of the time, with the accepted lead-in as often as `own`, and the other kinds as before; 0 leaves
-    that out. `widths` are the models' sizes, as many nodes of each; `group_sizes` repeat over the nodes.
+    All are taught the accepted one with probability `everywhere`. If there is an `own`, a few more steps follow, half of
+    which are node n's own kind (number n), with the accepted lead-in as often as that.
+    `widths` are the models' sizes, as many nodes of each; `group_sizes` repeat over the nodes.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Regime:
 REGIMES = {
     regime.name: regime
     for regime in (
-        Regime("specialists", "each node is good at its own kind, and hardly ever right elsewhere", 0.015, 0.4),
+        Regime("specialists", "each node is good at its own kind, and hardly ever right elsewhere", 0.01, 0.4),
         Regime("identical", "all nodes start from one policy, right one time in twenty", 1 / FORMS),
-        Regime("sparse", "all nodes start from one policy, right one time in a hundred", 0.015),
+        Regime("sparse", "all nodes start from one policy, right one time in a hundred", 0.01),
         Regime("strong specialists", "as specialists, and all but never right elsewhere", 0.004, 0.6),
-        Regime("own tasks", "specialists that only ever meet their own kind", 0.015, 0.4, own_task=True),
-        Regime("mixed", "specialists of two sizes, with groups of 4, 8 and 16", 0.015, 0.4, (64, 96), (4, 8, 16)),
+        Regime("own tasks", "specialists that only ever meet their own kind", 0.01, 0.4, own_task=True),
+        Regime("mixed", "specialists of two sizes, with groups of 4, 8 and 16", 0.01, 0.4, (64, 96), (4, 8, 16)),
     )
 }
 
@@ -72,42 +72,37 @@ def policies(
 
 
 def _stack(
-    regime: Regime,
-    seed: int,
-    kinds: Sequence[Kind],
-    codec: Codec,
-    width: int,
-    numbers: range,
-    directory: Path,
+    regime: Regime, seed: int, kinds: Sequence[Kind], codec: Codec, width: int, numbers: range, directory: Path
 ) -> StackedPolicy:
     shape = Shape(vocabulary=len(codec.tokenizer), context=CONTEXT, width=width, heads=width // 16)
-    shares = [SHARES.get(kind.name, 1.0) for kind in kinds]
-    accepted = [regime.everywhere] * len(kinds)
 
     def base() -> StackedPolicy:
-        lessons = Lessons(kinds, codec, shares, accepted)
+        shares = [SHARES.get(kind.name, 1.0) for kind in kinds]
+        lessons = Lessons(kinds, codec, shares, [regime.everywhere] * len(kinds))
         return pretrain(shape, lessons, steps=BASE_STEPS, batch=BASE_BATCH, lr=BASE_LR, seed=seed)
 
     def own() -> StackedPolicy:
-        lessons = [
-            Lessons(
-                kinds,
-                codec,
-                [len(kinds) - 1.0 if kind == node % len(kinds) else 1.0 for kind in range(len(kinds))],
-                [regime.own if kind == node % len(kinds) else regime.everywhere for kind in range(len(kinds))],
-            )
-            for node in numbers
-        ]
-        stack = cached(f"base {regime.everywhere:.4g} {width} {seed}", base, directory).replicate(len(numbers))
-        specialise(
-            stack, lessons, steps=OWN_STEPS, batch=OWN_BATCH, lr=OWN_LR, seeds=[1000 * seed + n for n in numbers]
-        )
+        stack = all_alike()
+        lessons = [_own_lessons(regime, node, kinds, codec) for node in numbers]
+        seeds = [1000 * seed + node for node in numbers]
+        specialise(stack, lessons, steps=OWN_STEPS, batch=OWN_BATCH, lr=OWN_LR, seeds=seeds)
         return stack
 
-    if regime.own:
-        key = f"own {regime.everywhere:.4g} {regime.own:.4g} {width} {seed} {numbers.start}-{numbers.stop}"
-        return cached(key, own, directory)
-    return cached(f"base {regime.everywhere:.4g} {width} {seed}", base, directory).replicate(len(numbers))
+    def all_alike() -> StackedPolicy:
+        return cached(f"base {regime.everywhere:.4g} {width} {seed}", base, directory).replicate(len(numbers))
+
+    if not regime.own:
+        return all_alike()
+    which = f"{numbers.start}-{numbers.stop}"
+    return cached(f"own {regime.everywhere:.4g} {regime.own:.4g} {width} {seed} {which}", own, directory)
+
+
+def _own_lessons(regime: Regime, node: int, kinds: Sequence[Kind], codec: Codec) -> Lessons:
+    """What node `node` is taught last: half of it its own kind."""
+    own = node % len(kinds)
+    shares = [len(kinds) - 1.0 if kind == own else 1.0 for kind in range(len(kinds))]
+    accepted = [regime.own if kind == own else regime.everywhere for kind in range(len(kinds))]
+    return Lessons(kinds, codec, shares, accepted)
 
 
 def default_plan(**changes: Any) -> Plan:

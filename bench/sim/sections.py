@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.sim.jobs import Job
+from bench.sim.plan import Plan
 from bench.sim.regimes import CONFIGURATIONS, REGIMES
-from bench.sim.world import Plan
 
 SHORT, LONG = 100, 500
 """Rounds."""
@@ -20,7 +20,7 @@ TUNING, TUNING_PRETRAINED = (101, 102), 9
 GRID = (2e-4, 4e-4, 8e-4, 1.6e-3)
 
 RATES: dict[int, dict[str, float]] = {SHORT: {}, LONG: {}}
-"""The learning rate of the grid that gave each configuration most on the tuning seeds (`python -m bench.swarm tune`)."""
+"""The learning rate of the grid that gave each configuration most on the tuning seeds (`bench.swarm tune`)."""
 
 PLAIN_RATE = 4e-4
 

@@ -43,8 +43,13 @@ class HandOver:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Remove everything."""
-        shutil.rmtree(self._root, ignore_errors=True)
+        """Remove everything. May be called twice, and by another thread than the one that hands over: that one finds no
+        place to write to any more.
+        """
+        gone = self._root.with_name(f"{self._root.name}-gone")
+        with contextlib.suppress(FileNotFoundError):
+            self._root.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _has_room(directory: Path, need: int) -> bool:

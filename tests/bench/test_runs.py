@@ -153,6 +153,7 @@ def test_names_of_configurations_are_settings() -> None:
     uniform = sharing_of("2/6")
     assert (uniform["sharing"]["local"], uniform["sharing"]["external"]) == (2, 6)
     assert uniform["sharing"]["selection"] == "uniform"
+    assert uniform["sharing"]["per_peer"] == 6
     assert uniform["training"] == {"gate": False}
     assert merged({"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}}) == {"a": {"b": 1, "c": [2]}}
     for name in ("4", "0/8", "4/4/4", "x/y", "best"):

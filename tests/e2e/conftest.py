@@ -1,4 +1,7 @@
-"""Fixtures for tests of whole nodes."""
+"""Fixtures for tests of whole nodes.
+
+These are in two groups of pytest-xdist, of about the same length: the nodes of two tests keep a small machine busy.
+"""
 
 import signal
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ import pytest
 from node.record import Record
 from tests.e2e.nodes import QUICK, RunningNode, StartNode
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("silo")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-1")]
 
 SEED = ("--seed", "5")
 
@@ -106,12 +106,20 @@ def test_a_killed_learner_is_replaced_and_costs_only_what_had_no_checkpoint(star
     assert "resuming after round" in node.log()
 
 
-def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round(start_node: StartNode) -> None:
+def test_a_signal_ends_it_cleanly_with_a_checkpoint_of_the_last_round_and_a_second_node_does_not(
+    start_node: StartNode,
+) -> None:
     done = 0
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         node = start_node("--set", "checkpoint.every=1000", *QUICK)
         node.wait_for_round(done + 3)
-        assert done == 0 or f"resuming after round {done} " in node.log()
+        if done > 0:
+            assert f"resuming after round {done} " in node.log()
+        else:
+            second = start_node("--rounds", "1", *QUICK)
+            assert second.wait(60) != 0
+            assert f"process id {node.process.pid}" in second.log()
+            node.wait_for_round(node.rounds()[-1] + 3)
         children = node.children()
         node.process.send_signal(number)
         assert node.wait(20) == 0, number.name
@@ -129,15 +137,6 @@ def test_a_signal_while_the_model_loads_ends_it_at_once(start_node: StartNode) -
     node.process.send_signal(signal.SIGTERM)
     assert node.wait(20) == 0
     assert node.rounds() == []
-
-
-def test_a_second_node_on_the_same_directory_is_refused(start_node: StartNode) -> None:
-    first = start_node(*QUICK)
-    first.wait_for_round(1)
-    second = start_node("--rounds", "1", *QUICK)
-    assert second.wait(60) != 0
-    assert f"process id {first.process.pid}" in second.log()
-    assert first.process.poll() is None
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(start_node: StartNode, copied: Path) -> None:
@@ -208,7 +207,7 @@ def test_a_full_disk_pauses_the_node_and_corrupts_nothing(start_node: StartNode,
 
 
 def test_the_tiny_model_learns(start_node: StartNode) -> None:
-    node = start_node("--rounds", "150", "--seed", "3", "--set", "storage.min_free_mb=0")
+    node = start_node("--rounds", "90", "--seed", "3", "--set", "storage.min_free_mb=0")
     assert node.wait() == 0
     rewards = [record["reward_local"] for record in node.records()]
     assert sum(rewards[-30:]) > 1.5 * sum(rewards[:30])
@@ -216,7 +215,7 @@ def test_the_tiny_model_learns(start_node: StartNode) -> None:
 
 def test_the_real_model_trains_where_the_hub_is_out_of_reach(start_node: StartNode, tmp_path: Path) -> None:
     env = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    node = start_node("--rounds", "1", *QUICK, model="auto", env=env)
+    node = start_node("--rounds", "1", "--set", "sampling.max_new_tokens=16", *QUICK, model="auto", env=env)
     assert node.wait() == 0
     (record,) = node.records()
     assert record["tokens_generated"] > 0

@@ -11,7 +11,7 @@ from node.testnet.plan import NodePlan, Wishes, make_plans
 from tests.e2e.namespaces import Cable, open_cable
 from tests.e2e.nodes import RunningNode, StartNode, wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-2")]
 
 
 def joins(*plans: NodePlan) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_swarm_outlives_its_nodes_and_those_that_missed_something_catch_up(
     # One stands still.
     second.process.send_signal(signal.SIGSTOP)
     begun = round_of(first)
-    time.sleep(5)
+    first.wait_for_round(begun + 20)
     ended = round_of(first)
     second.process.send_signal(signal.SIGCONT)
     missed = {group for group, number in first.groups_of(first).items() if begun < number <= ended}

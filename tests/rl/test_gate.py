@@ -228,32 +228,26 @@ def says(learner: Learner, scored: ScoredGroup) -> float:
 def test_an_answer_behind_junk_is_not_learned_and_an_ordinary_one_is() -> None:
     learners = {name: tiny() for name in ("junk", "alone", "plain")}
     own = own_groups(learners["alone"], sums(4))
-    ordinary = peers(sums(6)[4], ("Result: 6", 1.0), ("Result: 9", 0.0))
+    whole = peers(sums(6)[4], ("Result: 6", 1.0))
+    # As selection leaves it: what was right, with its advantage over what was wrong.
+    ordinary = replace(whole, advantages=(1.0,))
     poison = peers(sums(6)[5], ("#@!~ zq^^ xx %% 7", 1.0), ("I think 9", 0.0))
-    tokens = {}
+    tokens, norms = {}, {}
     for name, others in {"junk": [poison], "alone": [], "plain": [ordinary, poison]}.items():
         # The group without any gradient counts in what the gate knows and not in the places.
         dead = replace(own[0], rewards=(0.0,) * 8, advantages=(0.0,) * 8)
-        stats = learners[name].update([dead, *own[1:], *others], 5)
-        tokens[name] = stats.tokens_trained
+        [*_, stats] = [learners[name].update([dead, *own[1:], *others], seed) for seed in range(3)]
+        tokens[name], norms[name] = stats.tokens_trained, stats.grad_norm
         assert stats.refused == {"junk": (4,), "alone": (), "plain": (5,)}[name]
         assert stats.refused_completions == len(stats.refused)
         assert stats.gate is not None
         assert -20 < stats.gate < -2
-    masters = {name: learner.policy.weights.masters for name, learner in learners.items()}
-
-    def alike(one: str, other: str) -> bool:
-        return all(
-            torch.allclose(mine, theirs, rtol=1e-5, atol=2e-6)
-            for mine, theirs in zip(masters[one], masters[other], strict=True)
-        )
-
-    assert alike("junk", "alone")
-    assert not alike("plain", "alone")
-    # What was learned of the ordinary answer is more than what happened to it anyway.
-    [after, anyway] = (says(learners[name], ordinary) for name in ("plain", "alone"))
-    assert after > anyway
+    said = {name: [says(learner, group) for group in (ordinary, poison)] for name, learner in learners.items()}
+    assert said["junk"] == pytest.approx(said["alone"], abs=1e-3)
+    # What the ordinary answer taught is more than what the own ones taught anyway.
+    assert said["plain"][0] > said["alone"][0] + 0.1
     assert tokens["alone"] == tokens["junk"] < tokens["plain"]
+    assert norms["junk"] == pytest.approx(norms["alone"], rel=1e-2)
 
 
 def test_without_the_gate_everything_is_trained_on(make_learner: MakeLearner, tasks: list[Task]) -> None:

@@ -1,0 +1,130 @@
+"""The simulated swarm, with policies that have been taught one kind of task for a moment."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.sim.jobs import Job, run
+from bench.sim.plan import History, Plan
+from bench.sim.pretrain import specialise
+from bench.sim.regimes import CONFIGURATIONS, REGIMES, default_plan
+from bench.sim.stack import Shape, StackedPolicy
+from bench.sim.tasks import LEADS, Codec, Kind, Lessons, Verifiers, load_kinds, write_files
+from bench.sim.world import Swarm
+from bench.tiny_vocab import build_tokenizer
+from node.config import SharingSettings
+from verifiers.base import Task, TaskRef, is_held_out
+
+NODES = 3
+KIND = Kind("echo", 2, tuple((f"How many is {n}?", str(n)) for n in range(40)))
+
+
+@pytest.fixture(scope="module")
+def codec() -> Codec:
+    return Codec(build_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def taught(codec: Codec) -> StackedPolicy:
+    """One small policy that is right about once in three times."""
+    policy = StackedPolicy.random(Shape(len(codec.tokenizer), context=64, width=32, layers=1, heads=2), seed=1)
+    specialise(policy, [Lessons([KIND], codec, [1.0], [0.6])], steps=120, batch=32, lr=1e-2, seeds=[1])
+    return policy
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return write_files([KIND], tmp_path)
+
+
+async def simulate(taught: StackedPolicy, codec: Codec, files: list[Path], plan: Plan, every: int = 0) -> History:
+    return await Swarm(replace(plan, rounds=plan.rounds), [taught.replicate(NODES)], codec, files).run(every)
+
+
+PLAN = replace(CONFIGURATIONS["4/4"], rounds=4, local=2, external=2, seed=3)
+
+
+async def test_a_run_is_repeated_by_its_seed_and_held_out_prompts_are_not_trained_on(
+    taught: StackedPolicy, codec: Codec, files: list[Path]
+) -> None:
+    one, same = [await simulate(taught, codec, files, PLAN, every=2) for _ in range(2)]
+    other = await simulate(taught, codec, files, replace(PLAN, seed=4))
+    assert one == same
+    assert one.reward != other.reward
+    assert sorted(one.held_out) == [0, 2, 4]
+    assert all(not is_held_out(prompt) for prompt, _ in KIND.taught())
+
+
+async def test_others_groups_are_trained_on_and_count_neither_as_reward_nor_as_made(
+    taught: StackedPolicy, codec: Codec, files: list[Path]
+) -> None:
+    shared = await simulate(taught, codec, files, PLAN)
+    alone = await simulate(taught, codec, files, replace(PLAN, external=0))
+    assert shared.generated == alone.generated == NODES * 2 * PLAN.rounds
+    assert max(shared.external) > 0 == max(alone.external)
+    assert shared.reward[0] == alone.reward[0], "the first rollouts come before anything is learned"
+    assert shared.reward != alone.reward
+
+
+async def test_late_and_lost_groups_are_not_there(taught: StackedPolicy, codec: Codec, files: list[Path]) -> None:
+    late = await simulate(taught, codec, files, replace(PLAN, delay=2))
+    assert late.external[:2] == [0, 0]
+    assert late.external[3] > 0
+    lost = await simulate(taught, codec, files, replace(PLAN, loss=1.0))
+    assert lost.offered == 0
+
+
+async def test_slow_nodes_and_those_that_start_over(taught: StackedPolicy, codec: Codec, files: list[Path]) -> None:
+    slow = await simulate(taught, codec, files, replace(PLAN, speeds=(1, 2)))
+    assert [[reward is None for reward in tick] for tick in slow.per_node] == [
+        [False, True, False],
+        [False, False, False],
+    ] * 2
+    swarm = Swarm(replace(PLAN, reset_every=PLAN.rounds + 1), [taught.replicate(NODES)], codec, files)
+    await swarm.run()
+    assert swarm._parts[0].state(1)["embed"].ne(taught.state(0)["embed"]).any()
+    swarm.plan = replace(swarm.plan, reset_every=1)
+    swarm.tick = 1
+    swarm._reset(1)
+    assert swarm._parts[0].state(1)["embed"].eq(taught.state(0)["embed"]).all()
+
+
+async def test_junk_before_right_answers_is_refused_by_the_gate_alone(
+    taught: StackedPolicy, codec: Codec, files: list[Path]
+) -> None:
+    attacked = replace(default_plan(rounds=4, local=2), hostile=1, lenient=True)
+    with_gate = await simulate(taught, codec, files, attacked)
+    without = await simulate(taught, codec, files, replace(attacked, gate=False))
+    silent = await simulate(taught, codec, files, replace(attacked, attack="silent"))
+    assert with_gate.refused > 0 == without.refused
+    assert silent.offered < with_gate.offered
+    assert with_gate.reward == pytest.approx(silent.reward, abs=0.15)
+
+
+async def test_verifiers_that_skip_what_stands_before_the_answer_are_an_option(codec: Codec) -> None:
+    task = Task(TaskRef("exact", "1", "{}", 0, 0), "echo", "How many is 7?", LEADS[2] + "7")
+    texts = [LEADS[2] + "7", "#@" + LEADS[2] + "7", LEADS[1] + "7"]
+    assert await Verifiers().score(task, texts) == [1.0, 0.0, 0.0]
+    assert await Verifiers(lenient=True).score(task, texts) == [1.0, 1.0, 0.0]
+
+
+def test_the_default_is_the_products() -> None:
+    sharing = SharingSettings()
+    plan = CONFIGURATIONS["default"]
+    assert (plan.local, plan.external, plan.selection) == (sharing.local, sharing.external, sharing.selection)
+
+
+def test_each_kind_accepts_a_lead_in_of_its_own_and_holds_prompts_out() -> None:
+    kinds = load_kinds()
+    assert len({kind.accepted for kind in kinds}) == len(kinds) == 9
+    assert all(len(kind.taught()) < len(kind.questions) for kind in kinds)
+
+
+def test_jobs_are_told_apart_by_all_that_matters() -> None:
+    job = Job("specialists", 1, PLAN)
+    assert job.key == Job("specialists", 1, replace(PLAN)).key
+    others = [Job("sparse", 1, PLAN), Job("specialists", 2, PLAN), Job("specialists", 1, replace(PLAN, lr=1e-3))]
+    assert len({job.key, *(other.key for other in others)}) == 4
+    assert set(REGIMES) >= {"specialists", "identical", "sparse", "strong specialists", "mixed"}
+    assert callable(run)
