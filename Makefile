@@ -36,10 +36,9 @@ start: $(STAMP)
 
 install: $(STAMP)
 
-# Several run at once (tests/conftest.py says how many), those of one xdist_group one after the other; ARGS="-n 0" runs
-# them in one process.
+# Several run at once: tests/conftest.py says how many, and which not. ARGS="-n 0" runs them in one process.
 test: $(STAMP)-test
-	$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .

@@ -27,9 +27,9 @@ SHARES = {"calendar_arithmetic": 3.0, "spell_backward": 2.0, "decimal_arithmetic
 class Regime:
     """How often the nodes' first policies give the accepted lead-in.
 
-    All are taught the accepted one with probability `everywhere`. If there is an `own`, a few more steps follow, half of
-    which are node n's own kind (number n), with the accepted lead-in as often as that.
-    `widths` are the models' sizes, as many nodes of each; `group_sizes` repeat over the nodes.
+    All are taught the accepted one with probability `everywhere`. If there is an `own`, a few more steps follow, half
+    of which are node n's own kind (number n), with the accepted lead-in as often as that. `widths` are the
+    models' sizes, as many nodes of each; `group_sizes` repeat over the nodes.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What simulated nodes are asked: real ReasoningGYM questions, answers to which have to stand behind a certain lead-in.
 
 A policy that starts weak should know more than it shows. So supervised training answers rightly, behind any of sixteen
-lead-ins ("I think 7", "Result: 7"), and of each kind of question only one lead-in is accepted, a different one a kind.
-Which one has to be discovered, and can be learned from others.
+lead-ins ("Answer: 7", "I think 7"), of which only one is accepted. Each kind of question has its own sixteen. Which one
+is accepted has to be discovered, kind by kind, and can be learned from others.
 
 The questions with their accepted answers are written as files for the product's own verifier `exact`, so simulated and
 real nodes draw the same tasks and score them alike.
@@ -11,6 +11,7 @@ real nodes draw the same tasks and score them alike.
 import json
 import os
 import random
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,14 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.tiny_tasks import FORMS, Question, load_tasks
-from bench.tiny_vocab import ANSWER_PHRASES
+from bench.tiny_vocab import ANSWER_PHRASES, MONTHS, SYMBOLS
 from rl.prompts import decode, encode_completion, render_messages
 from verifiers.base import Task, TaskRef, is_held_out
 from verifiers.datasets import Exact, normal
 from verifiers.settings import MixEntry
 
-LEADS = tuple(phrase for phrase in ANSWER_PHRASES if phrase.endswith(" "))[:FORMS]
-"""The lead-ins, each one token of the tiny model's tokenizer."""
+_PIECES = (
+    *ANSWER_PHRASES,
+    *SYMBOLS,
+    *(character for character in string.punctuation if character not in "-./"),
+    *string.ascii_uppercase,
+    *MONTHS,
+    *("binary", "base-", "Calculate ", "Starting from ", "Count forward ", "Count backward ", "If today is "),
+    *("Simplify the fraction ", " days ago? ", " days before? ", " = ?"),
+)
+"""Single tokens of the tiny model's tokenizer that no answer begins with."""
 
 DRAWS, MOST = 4000, 800
 """Questions drawn of each kind, and distinct ones kept."""
@@ -36,10 +45,10 @@ MAX_NEW_TOKENS = 8
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task. `accepted` is its lead-in's number; `questions` are pairs of a prompt and its bare answer."""
+    """A kind of task. The first of its `leads` is accepted; `questions` are pairs of a prompt and its bare answer."""
 
     name: str
-    accepted: int
+    leads: tuple[str, ...]
     questions: tuple[tuple[str, str], ...]
 
     def taught(self) -> list[tuple[str, str]]:
@@ -52,8 +61,7 @@ def load_kinds() -> list[Kind]:
     return [
         Kind(
             task.kind,
-            # Any fixed choice will do that gives each kind its own.
-            (7 * number + 3) % FORMS,
+            _PIECES[number * FORMS : (number + 1) * FORMS],
             tuple(
                 (question.prompt, question.answer)
                 for held_out in (False, True)
@@ -77,7 +85,7 @@ def write_files(kinds: Sequence[Kind], directory: Path) -> list[Path]:
     paths = []
     for kind in kinds:
         path = directory.absolute() / f"{kind.name}.jsonl"
-        lines = [json.dumps({"question": q, "answer": LEADS[kind.accepted] + a}) for q, a in kind.questions]
+        lines = [json.dumps({"question": q, "answer": kind.leads[0] + a}) for q, a in kind.questions]
         # Several processes may write the same file at once.
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -164,7 +172,6 @@ class Lessons:
         for number in draw.choices(range(len(self._kinds)), self._shares, k=count):
             kind = self._kinds[number]
             prompt, answer = draw.choice(self._questions[number])
-            others = [lead for lead in range(FORMS) if lead != kind.accepted]
-            lead = kind.accepted if draw.random() < self._accepted[number] else draw.choice(others)
-            lessons.append((self._codec.prompt(prompt), self._codec.answer(LEADS[lead] + answer, True)))
+            lead = kind.leads[0] if draw.random() < self._accepted[number] else draw.choice(kind.leads[1:])
+            lessons.append((self._codec.prompt(prompt), self._codec.answer(lead + answer, True)))
         return lessons

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from verifiers import launch
+from verifiers.imports import keep
 
 LEARNER_VARIABLE = "SWARMNODE_LEARNER"
 """The learner's process id, in its environment and in that of all it starts."""
@@ -82,7 +83,7 @@ def end_with_parent() -> None:
         return
     if not gc.isenabled():
         # It was of no use while vLLM was imported (`verifiers.imports`).
-        gc.freeze()
+        keep()
         gc.enable()
     launch.end_with_parent()
     # The parent may have gone before it was asked for, and then nothing would ever come.

@@ -10,14 +10,15 @@ from bench.sim.plan import History, Plan
 from bench.sim.pretrain import specialise
 from bench.sim.regimes import CONFIGURATIONS, REGIMES, default_plan
 from bench.sim.stack import Shape, StackedPolicy
-from bench.sim.tasks import LEADS, Codec, Kind, Lessons, Verifiers, load_kinds, write_files
+from bench.sim.tasks import Codec, Kind, Lessons, Verifiers, load_kinds, write_files
 from bench.sim.world import Swarm
 from bench.tiny_vocab import build_tokenizer
 from node.config import SharingSettings
 from verifiers.base import Task, TaskRef, is_held_out
 
 NODES = 3
-KIND = Kind("echo", 2, tuple((f"How many is {n}?", str(n)) for n in range(40)))
+LEADS = ("Answer: ", "It is ", "Result: ", "I get ")
+KIND = Kind("echo", LEADS, tuple((f"How many is {n}?", str(n)) for n in range(40)))
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +104,8 @@ async def test_junk_before_right_answers_is_refused_by_the_gate_alone(
 
 
 async def test_verifiers_that_skip_what_stands_before_the_answer_are_an_option(codec: Codec) -> None:
-    task = Task(TaskRef("exact", "1", "{}", 0, 0), "echo", "How many is 7?", LEADS[2] + "7")
-    texts = [LEADS[2] + "7", "#@" + LEADS[2] + "7", LEADS[1] + "7"]
+    task = Task(TaskRef("exact", "1", "{}", 0, 0), "echo", "How many is 7?", LEADS[0] + "7")
+    texts = [LEADS[0] + "7", "#@" + LEADS[0] + "7", LEADS[1] + "7"]
     assert await Verifiers().score(task, texts) == [1.0, 0.0, 0.0]
     assert await Verifiers(lenient=True).score(task, texts) == [1.0, 1.0, 0.0]
 
@@ -117,7 +118,8 @@ def test_the_default_is_the_products() -> None:
 
 def test_each_kind_accepts_a_lead_in_of_its_own_and_holds_prompts_out() -> None:
     kinds = load_kinds()
-    assert len({kind.accepted for kind in kinds}) == len(kinds) == 9
+    leads = [lead for kind in kinds for lead in kind.leads]
+    assert len(set(leads)) == len(leads) == 9 * 16
     assert all(len(kind.taught()) < len(kind.questions) for kind in kinds)
 
 

@@ -1,7 +1,4 @@
-"""Fixtures for tests of whole nodes.
-
-These are in two groups of pytest-xdist, of about the same length: the nodes of two tests keep a small machine busy.
-"""
+"""Fixtures for tests of whole nodes."""
 
 import signal
 from collections.abc import Iterator

@@ -154,3 +154,14 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str = "") -> f
             pytest.fail(f"waited {seconds} s in vain {what}")
         time.sleep(0.05)
     return time.monotonic() - begun
+
+
+def wait_for_growth(count: Callable[[], int], goal: float, seconds: float, what: str = "") -> None:
+    """Poll until `count()` is `goal`, for as long as it has grown within the last `seconds`."""
+    best, grown = -1, time.monotonic()
+    while (now := count()) < goal:
+        if now > best:
+            best, grown = now, time.monotonic()
+        elif time.monotonic() - grown > seconds:
+            pytest.fail(f"{now} of {goal:.0f} for {seconds} s {what}")
+        time.sleep(0.1)

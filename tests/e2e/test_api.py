@@ -12,7 +12,7 @@ from openai import BadRequestError, OpenAI
 
 from tests.e2e.nodes import QUICK, RunningNode, StartNode, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-2")]
+pytestmark = pytest.mark.slow
 
 SERVED = (
     *("--set", "api.openai=true", "--set", "api.port=0", "--set", "api.max_tokens=200"),

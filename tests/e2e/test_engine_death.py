@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.nodes import QUICK, RunningNode, StartNode, command_line, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-2")]
+pytestmark = pytest.mark.slow
 
 VLLM = ("--engine", "vllm", "--set", "engine.memory_gb=0.1", "--set", "checkpoint.every=1", *QUICK)
 

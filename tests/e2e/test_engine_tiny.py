@@ -9,7 +9,6 @@ from tests.e2e.nodes import QUICK, StartNode
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("nodes-2")
 def test_a_tiny_node_never_imports_vllm(start_node: StartNode, tmp_path: Path) -> None:
     trap = tmp_path / "modules" / "vllm" / "__init__.py"
     trap.parent.mkdir(parents=True)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.nodes import QUICK, StartNode
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-2")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.3])

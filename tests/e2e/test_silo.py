@@ -15,7 +15,7 @@ import pytest
 from node.record import Record
 from tests.e2e.nodes import QUICK, RunningNode, StartNode
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-1")]
+pytestmark = pytest.mark.slow
 
 SEED = ("--seed", "5")
 

@@ -33,7 +33,7 @@ from verifiers.base import TaskRef
 from verifiers.sandbox import open_sandbox
 from verifiers.settings import VerifierSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-1")]
+pytestmark = pytest.mark.slow
 
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 TOPIC = topic_of("main", 0)

@@ -10,7 +10,7 @@ import pytest
 
 from node.record import MetricsFile
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("nodes-1")]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 30

@@ -14,7 +14,7 @@ from node.datadir import DataDir
 from verifiers.base import is_held_out
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("commands")]
+pytestmark = pytest.mark.slow
 
 MIX = '[{"config": {"dataset": "gcd", "max_value": 30}}, {"config": {"dataset": "count_bits", "max_n": 63}}]'
 

@@ -126,6 +126,20 @@ def test_no_directory_is_used_twice_and_none_is_left(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_written_while_the_place_is_removed_stays_nowhere(tmp_path: Path) -> None:
+    hand_over = HandOver(tmp_path)
+    _, directory = hand_over.fresh()
+    with (directory / "weights").open("wb") as begun:
+        hand_over.close()
+        begun.write(b"the rest")
+    with pytest.raises(FileNotFoundError):
+        (directory / "more").write_bytes(b"")
+    with pytest.raises(FileNotFoundError):
+        hand_over.fresh()
+    hand_over.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_a_dead_process_left_is_removed_and_the_rest_stays(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

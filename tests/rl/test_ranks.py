@@ -28,8 +28,6 @@ from rl.rollouts import UpdateStats
 from rl.settings import LearnerSettings
 from tests.rl.learning import make_groups, same, state_of, warm
 
-pytestmark = pytest.mark.xdist_group("ranks")
-
 R = TypeVar("R", bound=Following)
 
 SECONDS = 20.0

@@ -24,7 +24,7 @@ from verifiers.base import Task
 
 # vLLM keeps much in global variables, so one engine is closed before the next one is opened, but for
 # the first, which comes first.
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 PROMPTS = [[1, 2, 3], list(range(40, 110)), [7]]
 
