@@ -159,7 +159,7 @@ def positives(group: ScoredGroup, most: int) -> ScoredGroup:
         if advantage > 0:
             best.setdefault(replace(completion, tokens=None, logprobs=None), (reward, advantage))
     count = min(most, _successes(group.mean_reward, len(group.rewards)))
-    kept = sorted(best.items(), key=lambda item: -item[1][1])[:count]
+    kept = sorted(best.items(), key=lambda item: -item[1][0])[:count]
     return replace(
         group,
         group=replace(group.group, completions=tuple(completion for completion, _ in kept)),

@@ -16,8 +16,8 @@ from rl.settings import TrainingSettings
 CONTEXT = 64
 """Longest sequence of a policy: a prompt of sixteen tokens, a completion of eight, and room for what others send."""
 
-BASE_STEPS, BASE_BATCH, BASE_LR = 1000, 256, 3e-3
-OWN_STEPS, OWN_BATCH, OWN_LR = 60, 128, 1e-3
+BASE_STEPS, BASE_BATCH, BASE_LR = 1500, 256, 3e-3
+OWN_STEPS, OWN_BATCH, OWN_LR = 60, 128, 5e-4
 
 SHARES = {"calendar_arithmetic": 3.0, "spell_backward": 2.0, "decimal_arithmetic": 2.0}
 """How often kinds that are learned more slowly are taught, against 1 for the others."""
@@ -27,8 +27,8 @@ SHARES = {"calendar_arithmetic": 3.0, "spell_backward": 2.0, "decimal_arithmetic
 class Regime:
     """How often the nodes' first policies give the accepted lead-in.
 
-    All are taught the accepted one with probability `everywhere`. If there is an `own`, a few more steps follow, half
-    of which are node n's own kind (number n), with the accepted lead-in as often as that. `widths` are the
+    All are taught the accepted one with probability `everywhere`. If there is an `own`, a few more steps follow, a
+    third of which are node n's own kind (number n), with the accepted lead-in as often as that. `widths` are the
     models' sizes, as many nodes of each; `group_sizes` repeat over the nodes.
     """
 
@@ -98,9 +98,9 @@ def _stack(
 
 
 def _own_lessons(regime: Regime, node: int, kinds: Sequence[Kind], codec: Codec) -> Lessons:
-    """What node `node` is taught last: half of it its own kind."""
+    """What node `node` is taught last: a third of it its own kind."""
     own = node % len(kinds)
-    shares = [len(kinds) - 1.0 if kind == own else 1.0 for kind in range(len(kinds))]
+    shares = [len(kinds) / 2 if kind == own else 1.0 for kind in range(len(kinds))]
     accepted = [regime.own if kind == own else regime.everywhere for kind in range(len(kinds))]
     return Lessons(kinds, codec, shares, accepted)
 

@@ -153,7 +153,7 @@ def test_no_strategy_takes_more_than_there_is_room_for(
     assert len({one.id for one in chosen}) == len(chosen)
     assert set(chosen) <= set(among)
     # Completions of `positives`, groups of the others.
-    cost = {one: min(one.successes, room.group_size) if name == "positives" else 1 for one in among}
+    cost = {one: min(one.successes, group_size) if name == "positives" else 1 for one in among}
     size = group_size if name == "positives" else 1
     limit = local + external - in_room.informative if name.startswith("fill") else external * size
     taken: Counter[str] = Counter()
