@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.sim.jobs import Job, run
 from bench.sim.plan import History, Plan
@@ -18,7 +19,7 @@ from verifiers.base import Task, TaskRef, is_held_out
 
 NODES = 3
 LEADS = ("Answer: ", "It is ", "Result: ", "I get ")
-KIND = Kind("echo", LEADS, tuple((f"How many is {n}?", str(n)) for n in range(40)))
+KIND = Kind("sevens", LEADS, tuple((f"How many is {n}?", "7") for n in range(40)))
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +29,10 @@ def codec() -> Codec:
 
 @pytest.fixture(scope="module")
 def taught(codec: Codec) -> StackedPolicy:
-    """One small policy that is right about once in three times."""
+    """One small policy that is right about every third time."""
+    torch.set_num_threads(1)
     policy = StackedPolicy.random(Shape(len(codec.tokenizer), context=64, width=32, layers=1, heads=2), seed=1)
-    specialise(policy, [Lessons([KIND], codec, [1.0], [0.6])], steps=120, batch=32, lr=1e-2, seeds=[1])
+    specialise(policy, [Lessons([KIND], codec, [1.0], [0.4])], steps=60, batch=32, lr=1e-2, seeds=[1])
     return policy
 
 
@@ -65,7 +67,7 @@ async def test_others_groups_are_trained_on_and_count_neither_as_reward_nor_as_m
     assert shared.generated == alone.generated == NODES * 2 * PLAN.rounds
     assert max(shared.external) > 0 == max(alone.external)
     assert shared.reward[0] == alone.reward[0], "the first rollouts come before anything is learned"
-    assert shared.reward != alone.reward
+    assert shared.entropy != alone.entropy, "what was learned differs"
 
 
 async def test_late_and_lost_groups_are_not_there(taught: StackedPolicy, codec: Codec, files: list[Path]) -> None:
@@ -104,7 +106,7 @@ async def test_junk_before_right_answers_is_refused_by_the_gate_alone(
 
 
 async def test_verifiers_that_skip_what_stands_before_the_answer_are_an_option(codec: Codec) -> None:
-    task = Task(TaskRef("exact", "1", "{}", 0, 0), "echo", "How many is 7?", LEADS[0] + "7")
+    task = Task(TaskRef("exact", "1", "{}", 0, 0), "sevens", "How many is 7?", LEADS[0] + "7")
     texts = [LEADS[0] + "7", "#@" + LEADS[0] + "7", LEADS[1] + "7"]
     assert await Verifiers().score(task, texts) == [1.0, 0.0, 0.0]
     assert await Verifiers(lenient=True).score(task, texts) == [1.0, 1.0, 0.0]
