@@ -129,10 +129,10 @@ def sharing_of(configuration: str) -> dict[str, Any]:
     if not (slash and own.isdecimal() and others.isdecimal() and int(own) > 0):
         known = ", ".join(("default", *STRATEGIES))
         raise RunError(f"{configuration!r} is no configuration: it can be I/J such as 4/4, or one of {known}")
-    sharing: dict[str, Any] = {"local": int(own), "external": int(others)}
     if int(others) == 0:
-        return {"sharing": {**sharing, "silo": True}}
-    sharing |= {"selection": "uniform", "half_life": 0.0, "per_peer": int(others)}
+        return {"sharing": {"silo": True, "alone": int(own)}}
+    sharing = {"local": int(own), "external": int(others), "selection": "uniform"}
+    sharing |= {"half_life": 0.0, "per_peer": int(others), "reuse": 1}
     return {"sharing": sharing, "training": {"gate": False}}
 
 

@@ -121,17 +121,20 @@ class SharingSettings(Section):
     """[sharing]: what a round is made of, and what others get of it (SAPO, arXiv 2509.08721, section 3)."""
 
     silo: bool = False
-    """Train alone and open no network. The places of external groups are then filled with own ones: `local` +
-    `external` groups a round, all the node's own, which is what the paper compares sharing with (8/0 against 4/4)."""
+    """Train alone and open no network."""
+
+    alone: int = Field(default=8, ge=1, le=4096)
+    """Groups of its own in a round of a node that trains alone. The paper compares 8 of these with 4 own and 4 of
+    others."""
 
     local: int = Field(default=4, ge=1, le=4096)
     """I: groups of its own in a round."""
 
-    external: int = Field(default=4, ge=0, le=4096)
+    external: int = Field(default=8, ge=0, le=4096)
     """J: room for groups of other nodes in a round; see `selection`. A round that finds fewer, or none, waits for no
     more. 0 takes nothing of others, whatever `selection` says."""
 
-    selection: Strategy = "uniform"
+    selection: Strategy = "positives"
     """What takes that room. `uniform`: J groups at random, as in the paper. `fill`: as many as make I + J whose rewards
     differ, own ones counted. `positives`: up to J x L completions that others got right, from however many groups, and
     none that they got wrong. `fill_positives`: the groups of `fill`, and of these what is right."""
@@ -153,13 +156,13 @@ class SharingSettings(Section):
     sends; with `positives` so many times L completions. With few peers (fewer than `external` / `per_peer`) a round
     therefore gets less than it has room for."""
 
-    reuse: int = Field(default=1, ge=1, le=MANY)
+    reuse: int = Field(default=3, ge=1, le=MANY)
     """Rounds in which one external group may be trained on."""
 
     @property
     def places(self) -> tuple[int, int]:
         """Own groups, and most external ones, in a round as it is run."""
-        return (self.local + self.external, 0) if self.silo else (self.local, self.external)
+        return (self.alone, 0) if self.silo else (self.local, self.external)
 
 
 class CheckedNetworkSettings(NetworkSettings):

@@ -46,7 +46,7 @@ PROGRESS_SECONDS = 0.1
 """Least time between two progress frames: a person sees no more, and the parent has other things to do."""
 
 LESS = {
-    "generate": "lower sampling.max_new_tokens, or sharing.local (with --silo sharing.external too) or "
+    "generate": "lower sampling.max_new_tokens, or sharing.local (with --silo sharing.alone) or "
     "sampling.group_size (in an evaluation evaluation.per_task or evaluation.samples); about three million tokens fit"
 }
 """What to change when the answer to an operation does not fit a frame."""

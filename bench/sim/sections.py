@@ -17,7 +17,8 @@ PRETRAINED = (1, 2, 3)
 TUNING, TUNING_PRETRAINED = (101, 102), 9
 """Seeds of the runs that learning rates were chosen by: none of them is in any other table."""
 
-GRID = (2e-4, 4e-4, 8e-4, 1.6e-3)
+GRIDS = {SHORT: (2e-4, 4e-4, 8e-4), LONG: (1e-4, 2e-4, 4e-4)}
+"""Learning rates that are tried."""
 
 RATES: dict[int, dict[str, float]] = {SHORT: {}, LONG: {}}
 """The learning rate of the grid that gave each configuration most on the tuning seeds (`bench.swarm tune`)."""
@@ -101,8 +102,10 @@ def strategies(seeds: int) -> Section:
         "default, fill_positives": {"selection": "fill_positives"},
         "default, J = 4": {"external": 4},
         "default, J = 16": {"external": 16},
+        "default, J = 16, 4 of a peer": {"external": 16, "per_peer": 4},
         "default, half-life 3": {"half_life": 3.0},
-        "default, reuse 3": {"reuse": 3},
+        "default, each once": {"reuse": 1},
+        "default, reuse 10": {"reuse": 10},
         "default, two epochs": {"epochs": 2},
         "default, I = 2": {"local": 2},
         "default, I = 8": {"local": 8},
@@ -164,10 +167,10 @@ def tuning(names: Sequence[str], rounds: int) -> Section:
     rows = {
         f"{name} at {lr:g}": [
             Job("specialists", TUNING_PRETRAINED, replace(tuned(name, rounds, seed=seed), lr=lr), held_out_every=rounds)
-            for seed in TUNING
+            for seed in (TUNING if rounds == SHORT else TUNING[:1])
         ]
         for name in names
-        for lr in GRID
+        for lr in GRIDS[rounds]
     }
     return Section(f"Learning rates, {rounds} rounds", rows, control=next(iter(rows)))
 

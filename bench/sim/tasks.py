@@ -31,7 +31,16 @@ _PIECES = (
     *(character for character in string.punctuation if character not in "-./"),
     *string.ascii_uppercase,
     *MONTHS,
-    *("binary", "base-", " number ", "Calculate ", "Starting from ", "Count forward ", "Count backward ", "If today is "),
+    *(
+        "binary",
+        "base-",
+        " number ",
+        "Calculate ",
+        "Starting from ",
+        "Count forward ",
+        "Count backward ",
+        "If today is ",
+    ),
     *("Simplify the fraction ", " days ago? ", " days before? ", " = ?"),
 )
 """Single tokens of the tiny model's tokenizer that no answer begins with."""

@@ -149,7 +149,7 @@ def test_a_directory_of_another_run_is_left_alone(tmp_path: Path, monkeypatch: p
 
 def test_names_of_configurations_are_settings() -> None:
     assert sharing_of("default") == {}
-    assert sharing_of("8/0") == {"sharing": {"silo": True, "local": 8, "external": 0}}
+    assert sharing_of("8/0") == {"sharing": {"silo": True, "alone": 8}}
     uniform = sharing_of("2/6")
     assert (uniform["sharing"]["local"], uniform["sharing"]["external"]) == (2, 6)
     assert uniform["sharing"]["selection"] == "uniform"

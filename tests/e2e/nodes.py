@@ -21,7 +21,7 @@ from node.snapshot import Snapshot, read_snapshot
 
 # Small rounds, so that a test of supervision does not wait for learning.
 QUICK = (
-    *("--set", "sharing.local=2", "--set", "sharing.external=0"),
+    *("--set", "sharing.local=2", "--set", "sharing.external=0", "--set", "sharing.alone=2"),
     *("--set", "sampling.group_size=4", "--set", "storage.min_free_mb=0"),
 )
 
