@@ -4,6 +4,9 @@ A policy that starts weak should know more than it shows. So supervised training
 lead-ins ("Answer: 7", "I think 7"), of which only one is accepted. Each kind of question has its own sixteen. Which one
 is accepted has to be discovered, kind by kind, and can be learned from others.
 
+Held-out prompts are among what is taught beforehand, since models of this size learn answers by heart. But no node ever
+trains on one: what they show is whether a discovery carries over to prompts that had no part in it.
+
 The questions with their accepted answers are written as files for the product's own verifier `exact`, so simulated and
 real nodes draw the same tasks and score them alike.
 """
@@ -21,7 +24,7 @@ from typing import Any
 from bench.tiny_tasks import FORMS, Question, load_tasks
 from bench.tiny_vocab import ANSWER_PHRASES, MONTHS, SYMBOLS
 from rl.prompts import decode, encode_completion, render_messages
-from verifiers.base import Task, TaskRef, is_held_out
+from verifiers.base import Task, TaskRef
 from verifiers.datasets import Exact, normal
 from verifiers.settings import MixEntry
 
@@ -59,10 +62,6 @@ class Kind:
     name: str
     leads: tuple[str, ...]
     questions: tuple[tuple[str, str], ...]
-
-    def taught(self) -> list[tuple[str, str]]:
-        """The questions that supervised training may show: none that is held out."""
-        return [pair for pair in self.questions if not is_held_out(pair[0])]
 
 
 def load_kinds() -> list[Kind]:
@@ -172,7 +171,7 @@ class Lessons:
         self._kinds = list(kinds)
         self._shares = list(shares)
         self._accepted = list(accepted)
-        self._questions = [kind.taught() for kind in self._kinds]
+        self._questions = [kind.questions for kind in self._kinds]
         self._codec = codec
 
     def __call__(self, draw: random.Random, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -222,7 +222,7 @@ def test_a_world_gives_each_node_its_model_and_all_the_same_tasks(
         {"verifier": "exact", "config": {"path": str(world / "tasks" / "sums.jsonl")}},
     ]
     assert settings["sampling"]["max_new_tokens"] == 8
-    assert "selection" not in cases[2].settings["sharing"]
+    assert "sharing" not in cases[2].settings
 
 
 @pytest.mark.parametrize(

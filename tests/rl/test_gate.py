@@ -14,7 +14,7 @@ import torch
 
 from rl.batches import Group, Row
 from rl.errors import CheckpointError, TrainingError
-from rl.gate import LEAST, WINDOW, Gate
+from rl.gate import LEAST, MARGIN, WINDOW, Gate
 from rl.learner import Learner
 from rl.models import resolve
 from rl.policy import Policy
@@ -24,8 +24,8 @@ from rl.settings import LearnerSettings
 from tests.rl.learning import UNCLIPPED, MakeLearner, assert_close, same, scored, state_of, warm
 from verifiers.base import Task, TaskRef
 
-GATE = Gate([-6.0 + 0.1 * (number % 20) for number in range(2 * LEAST)])
-"""Of a policy that says what it says with -6.0 to -4.1 nats a token."""
+GATE = Gate([-7.5 / MARGIN + 0.1 * (number % 20) for number in range(2 * LEAST)])
+"""Of a policy that says what it says with -4.3 to -2.4 nats a token, so that the threshold is -7.5."""
 
 Plan = list[tuple[int, float]]
 
