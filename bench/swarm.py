@@ -39,7 +39,7 @@ from bench.sim.stack import export
 from bench.sim.tasks import Codec, load_kinds, write_files
 from bench.tiny_vocab import build_tokenizer
 
-OUT = Path("bench-swarm")
+OUT = Path("runs/swarm")
 
 SECTIONS: dict[str, Callable[[], list[Section]]] = {
     "headline": lambda: [headline(15, 5)],

@@ -39,6 +39,7 @@ class Regime:
     widths: tuple[int, ...] = (64,)
     group_sizes: tuple[int, ...] = (8,)
     own_task: bool = False
+    steps: int = BASE_STEPS
 
     def plan(self, plan: Plan) -> Plan:
         """A plan as it is run in this regime."""
@@ -53,6 +54,7 @@ REGIMES = {
         Regime("sparse", "all nodes start from one policy, right one time in a hundred", 0.01),
         Regime("strong specialists", "as specialists, and all but never right elsewhere", 0.004, 0.6),
         Regime("own tasks", "specialists that only ever meet their own kind", 0.01, 0.4, own_task=True),
+        Regime("smoke", "specialists that have been taught for a third as long", 0.01, 0.4, steps=BASE_STEPS // 3),
         Regime("mixed", "specialists of two sizes, with groups of 4, 8 and 16", 0.01, 0.4, (64, 96), (4, 8, 16)),
     )
 }
@@ -79,7 +81,7 @@ def _stack(
     def base() -> StackedPolicy:
         shares = [SHARES.get(kind.name, 1.0) for kind in kinds]
         lessons = Lessons(kinds, codec, shares, [regime.everywhere] * len(kinds))
-        return pretrain(shape, lessons, steps=BASE_STEPS, batch=BASE_BATCH, lr=BASE_LR, seed=seed)
+        return pretrain(shape, lessons, steps=regime.steps, batch=BASE_BATCH, lr=BASE_LR, seed=seed)
 
     def own() -> StackedPolicy:
         stack = all_alike()
@@ -89,12 +91,14 @@ def _stack(
         return stack
 
     def all_alike() -> StackedPolicy:
-        return cached(f"base {regime.everywhere:.4g} {width} {seed}", base, directory).replicate(len(numbers))
+        return cached(f"base {regime.steps} {regime.everywhere:.4g} {width} {seed}", base, directory).replicate(
+            len(numbers)
+        )
 
     if not regime.own:
         return all_alike()
     which = f"{numbers.start}-{numbers.stop}"
-    return cached(f"own {regime.everywhere:.4g} {regime.own:.4g} {width} {seed} {which}", own, directory)
+    return cached(f"own {regime.steps} {regime.everywhere:.4g} {regime.own:.4g} {width} {seed} {which}", own, directory)
 
 
 def _own_lessons(regime: Regime, node: int, kinds: Sequence[Kind], codec: Codec) -> Lessons:
