@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, Protocol
@@ -83,10 +83,22 @@ class Uniform:
         """All of it."""
         return group
 
+    def order(self, candidates: Sequence[Candidate], number: int, random: Random) -> list[Candidate]:
+        """All candidates as they are to be considered in round `number`: at random, older ones later by `half_life`."""
+        if self.half_life == 0:
+            return random.sample(list(candidates), len(candidates))
+        # Weighted sampling without replacement: the smallest of exponential waiting times (Efraimidis and Spirakis,
+        # 2006). Compared by their logarithms, since old groups and a short half-life make the times overflow.
+        waiting = [
+            (_log_waiting(random) + math.log(2.0) * (number - candidate.round) / self.half_life, place)
+            for place, candidate in enumerate(candidates)
+        ]
+        return [candidates[place] for _, place in sorted(waiting)]
+
     def _groups(self, candidates: Sequence[Candidate], count: int, room: Room, random: Random) -> list[Candidate]:
         chosen: list[Candidate] = []
         taken: Counter[str] = Counter()
-        for candidate in _in_order(candidates, room.number, self.half_life, random):
+        for candidate in self.order(candidates, room.number, random):
             if len(chosen) == count:
                 break
             if taken[candidate.origin] < room.per_peer:
@@ -117,7 +129,7 @@ class Positives(Uniform):
         left = room.external * room.group_size
         chosen: list[Candidate] = []
         taken: Counter[str] = Counter()
-        for candidate in _in_order(candidates, room.number, self.half_life, random):
+        for candidate in self.order(candidates, room.number, random):
             share = room.per_peer * room.group_size - taken[candidate.origin]
             count = min(candidate.successes, room.group_size)
             if count <= min(left, share):
@@ -175,18 +187,3 @@ def _log_waiting(random: Random) -> float:
 def _successes(mean_reward: float, completions: int) -> int:
     # A mean is a sum divided, and comes back a hair above it.
     return max(1, math.ceil(mean_reward * completions - 1e-6))
-
-
-def _in_order(
-    candidates: Sequence[Candidate], number: int, half_life: float, random: Random
-) -> Iterator[Candidate] | list[Candidate]:
-    """All candidates in an order drawn at random, older ones later where there is a half-life."""
-    if half_life == 0:
-        return random.sample(list(candidates), len(candidates))
-    # Weighted sampling without replacement: the smallest of exponential waiting times (Efraimidis and Spirakis, 2006).
-    # Compared by their logarithms, since old groups and a short half-life make the times themselves overflow.
-    waiting = [
-        (_log_waiting(random) + math.log(2.0) * (number - candidate.round) / half_life, place)
-        for place, candidate in enumerate(candidates)
-    ]
-    return [candidates[place] for _, place in sorted(waiting)]

@@ -9,13 +9,14 @@ from typing import Any, Protocol, cast
 
 from bench.sim.plan import History, Plan, digest
 from bench.sim.tasks import MAX_NEW_TOKENS, Codec, Verifiers, mix_of
+from bench.sim.tried import ALL
 from rl.advantage import advantages
 from rl.engines.base import Sampled
 from rl.gate import Gate
 from rl.pool import SqlitePool
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import RoundPlan, RoundResult, Sapo
-from rl.selection import STRATEGIES, Candidate
+from rl.selection import Candidate
 from verifiers.base import Task
 from verifiers.sandbox import Sandbox
 from verifiers.stream import TaskStream
@@ -85,7 +86,7 @@ class Node:
             advantage="group",
             seed=digest(plan.seed, self.number, "round"),
         )
-        selection = STRATEGIES[plan.selection](plan.half_life)
+        selection = ALL[plan.selection](plan.half_life)
         self._sapo = Sapo(
             self._round_plan, self, self._stream, swarm.verifiers, self, self, selection, lambda phase: None
         )

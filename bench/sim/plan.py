@@ -5,8 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rl.selection import Strategy
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -24,7 +22,7 @@ class Plan:
 
     local: int = 4
     external: int = 4
-    selection: Strategy = "uniform"
+    selection: str = "uniform"
     half_life: float = 0.0
     per_peer: int = 2
     max_age: int = 20

@@ -48,9 +48,7 @@ async def simulate(taught: StackedPolicy, codec: Codec, files: list[Path], plan:
 PLAN = replace(CONFIGURATIONS["4/4"], rounds=4, local=2, external=2, seed=3)
 
 
-async def test_a_run_is_repeated_by_its_seed(
-    taught: StackedPolicy, codec: Codec, files: list[Path]
-) -> None:
+async def test_a_run_is_repeated_by_its_seed(taught: StackedPolicy, codec: Codec, files: list[Path]) -> None:
     one, same = [await simulate(taught, codec, files, PLAN, every=2) for _ in range(2)]
     other = await simulate(taught, codec, files, replace(PLAN, seed=4))
     assert one == same
