@@ -27,5 +27,8 @@ class Balanced(Positives):
         return [candidate for candidate in turns if candidate is not None]
 
 
-ALL: dict[str, type[Uniform]] = {"rare_first": RareFirst, "balanced": Balanced}
-ALL.update(STRATEGIES)
+ALL: dict[str, type[Uniform]] = {
+    **{str(name): strategy for name, strategy in STRATEGIES.items()},
+    "rare_first": RareFirst,
+    "balanced": Balanced,
+}
