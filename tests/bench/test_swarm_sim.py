@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.sim.jobs import Job, run
+from bench.sim.jobs import Job
 from bench.sim.plan import History, Plan
 from bench.sim.pretrain import specialise
-from bench.sim.regimes import CONFIGURATIONS, REGIMES, default_plan
+from bench.sim.regimes import CONFIGURATIONS, default_plan
 from bench.sim.stack import Shape, StackedPolicy
+from bench.sim.step import CLIP_HIGH, CLIP_LOW, MAX_NORM
 from bench.sim.tasks import Codec, Kind, Lessons, Verifiers, load_kinds, write_files
 from bench.sim.world import Swarm
 from bench.tiny_vocab import build_tokenizer
 from node.config import SharingSettings
+from rl.settings import TrainingSettings
 from verifiers.base import Task, TaskRef, is_held_out
 
 NODES = 3
@@ -42,7 +44,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 async def simulate(taught: StackedPolicy, codec: Codec, files: list[Path], plan: Plan, every: int = 0) -> History:
-    return await Swarm(replace(plan, rounds=plan.rounds), [taught.replicate(NODES)], codec, files).run(every)
+    return await Swarm(plan, [taught.replicate(NODES)], codec, files).run(every)
 
 
 PLAN = replace(CONFIGURATIONS["4/4"], rounds=4, local=2, external=2, seed=3)
@@ -110,9 +112,14 @@ async def test_verifiers_that_skip_what_stands_before_the_answer_are_an_option(c
 
 
 def test_the_default_is_the_products() -> None:
-    sharing = SharingSettings()
-    plan = CONFIGURATIONS["default"]
-    assert (plan.local, plan.external, plan.selection) == (sharing.local, sharing.external, sharing.selection)
+    sharing, training, plan = SharingSettings(), TrainingSettings(), CONFIGURATIONS["default"]
+    for name in ("local", "external", "selection", "half_life", "per_peer", "max_age", "reuse"):
+        assert getattr(plan, name) == getattr(sharing, name), name
+    assert (plan.epochs, plan.gate) == (training.epochs, training.gate)
+    # What no plan changes.
+    assert (training.clip_low, training.clip_high, training.max_grad_norm) == (CLIP_LOW, CLIP_HIGH, MAX_NORM)
+    assert (training.loss, training.advantage, training.betas) == ("dapo", "group", (0.9, 0.999))
+    assert (training.weight_decay, training.warmup_steps, training.kl) == (0, 0, 0)
 
 
 def test_each_kind_accepts_a_lead_in_of_its_own_and_holds_prompts_out() -> None:
@@ -128,5 +135,3 @@ def test_jobs_are_told_apart_by_all_that_matters() -> None:
     assert job.key == Job("specialists", 1, replace(PLAN)).key
     others = [Job("sparse", 1, PLAN), Job("specialists", 2, PLAN), Job("specialists", 1, replace(PLAN, lr=1e-3))]
     assert len({job.key, *(other.key for other in others)}) == 4
-    assert set(REGIMES) >= {"specialists", "identical", "sparse", "strong specialists", "mixed"}
-    assert callable(run)
