@@ -113,7 +113,9 @@ def _task(config: dict[str, Any]) -> str:
 def _settings(config: Config) -> str:
     training, sampling = config.training, config.sampling
     local, external = config.sharing.places
-    others = f", and up to {external} groups of other nodes" if external else ""
+    others = (
+        f", and room for {external} groups of other nodes (selection: {config.sharing.selection})" if external else ""
+    )
     adapter = f"LoRA of rank {config.lora.rank}" if config.lora.rank else "all weights trained"
     return (
         f"{local} groups of {sampling.group_size} completions a round, at most {sampling.max_new_tokens} tokens,"

@@ -16,13 +16,13 @@ WINDOW = 512
 LEAST = 16
 """Own completions without which nothing is known of what this policy says; until then nothing passes."""
 
-TAIL = 0.01
-"""Share of own completions that are less likely than `MARGIN` counts from."""
+TAIL = 0.05
+"""Share of own completions that are less likely than `MARGIN` counts from. A smaller one lets an attack that has had
+some success widen the gate for itself: the junk that a node has learned is among what it says."""
 
 MARGIN = 1.75
 """So many times as unlikely as the tail of the own completions may be what others got right. In simulated swarms
-(`bench.swarm`) one in two hundred right answers of honest nodes was more than 1.5 times, and the least unlikely right
-answer behind three tokens of junk at least 1.8 times."""
+(`bench.swarm`) it refuses about one in five hundred right answers of honest nodes."""
 
 SURE = -1.0
 """The tail counts as no likelier than this: what a policy that is sure of itself would never say need not be junk."""

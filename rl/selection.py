@@ -164,12 +164,14 @@ def positives(group: ScoredGroup, most: int) -> ScoredGroup:
     """The distinct completions of positive advantage, each once, the best first, and at most `most`.
 
     At most as many as its rewards add up to, too: a group of many answers that are hardly better than nothing is not a
-    way to fill a round.
+    way to fill a round. Nor is one right answer among 64 a way to weigh more than the rarest in a group of `most`,
+    whose advantage is sqrt(most - 1).
     """
+    rarest = math.sqrt(most - 1)
     best: dict[Completion, tuple[float, float]] = {}
     for completion, reward, advantage in zip(group.group.completions, group.rewards, group.advantages, strict=True):
         if advantage > 0:
-            best.setdefault(replace(completion, tokens=None, logprobs=None), (reward, advantage))
+            best.setdefault(replace(completion, tokens=None, logprobs=None), (reward, min(advantage, rarest)))
     count = min(most, _successes(group.mean_reward, len(group.rewards)))
     kept = sorted(best.items(), key=lambda item: -item[1][0])[:count]
     return replace(

@@ -46,8 +46,9 @@ class Outcome:
     """What came of a run. Rewards are the nodes' own rollouts' alone; lists have an entry a tick.
 
     `cumulative` is the sum over ticks of the mean over (honest) nodes of each node's newest reward; `worst` the same of
-    the node that has least of it, `final` the mean of the last tenth. `generated` counts groups, `informative` and
-    `tokens` are those of a node's update on average. `held_out` maps a tick to the mean accuracy, from 0 to 1.
+    the node that has least of it, `final` the mean of the last tenth. `generated` counts groups, `informative`,
+    `external` and `tokens` are those of a node's update on average. Of `judged` completions of others the gates
+    `refused` some. `held_out` maps a tick to the mean accuracy, from 0 to 1.
     """
 
     reward: list[float]
@@ -61,7 +62,7 @@ class Outcome:
     external: float
     tokens: float
     refused: int
-    offered: int
+    judged: int
     threshold: float | None
     seconds: float
 
@@ -81,7 +82,7 @@ def run(job: Job, directory: Path) -> Outcome:
     kinds, codec, files = _world(directory)
     parts = policies(regime, job.pretrained, kinds, codec, directory / "policies", job.nodes)
     begun = time.monotonic()
-    swarm = Swarm(regime.plan(job.plan), parts, codec, files)
+    swarm = Swarm(job.plan, parts, codec, files)
     history = trio.run(swarm.run, job.held_out_every)
     outcome = _outcome(history, time.monotonic() - begun)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +121,7 @@ def _outcome(history: History, seconds: float) -> Outcome:
         external=mean(history.external),
         tokens=mean(history.tokens),
         refused=history.refused,
-        offered=history.offered,
+        judged=history.judged,
         threshold=threshold if abs(threshold) < float("inf") else None,
         seconds=seconds,
     )

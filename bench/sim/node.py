@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,6 +23,26 @@ from verifiers.stream import TaskStream
 
 ECHO = "echo"
 """Under this name a node's own groups come back to it where it replays them."""
+
+
+JUNK = "#@~^|$%&"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Groups of `size` completions, `right` of them right behind so many `symbols` of junk."""
+
+    size: int
+    right: int
+    symbols: int
+
+
+ATTACKS = {
+    "silent": Attack(0, 0, 0),
+    "junk": Attack(8, 4, 3),
+    "symbol": Attack(8, 4, 1),
+    "rare symbol": Attack(64, 1, 1),
+}
 
 
 class Meeting(Protocol):
@@ -113,14 +133,13 @@ class Node:
         self.gate = Gate()
 
     async def _attack(self) -> list[ScoredGroup]:
-        """Groups in which half of the completions are right behind junk."""
-        if self._plan.attack == "silent":
-            return []
+        """Groups of which some completions are right behind junk, another one each."""
+        attack = ATTACKS[self._plan.attack]
         groups = []
-        for task in await self._stream.draw(self._plan.local):
-            junk = "".join(self._random.choices("#@~^|", k=3))
-            right = Completion(f"{junk}{task.answer}", True)
-            completions = tuple(right if n % 2 else Completion(f"{junk}{n}", True) for n in range(8))
+        for task in await self._stream.draw(self._plan.local if attack.size else 0):
+            junk = ["".join(self._random.choices(JUNK, k=attack.symbols)) for _ in range(attack.size)]
+            answers = [task.answer if n < attack.right else f"{n}" for n in range(attack.size)]
+            completions = tuple(Completion(f"{one}{answer}", True) for one, answer in zip(junk, answers, strict=True))
             rewards = tuple(await self._swarm.verifiers.score(task, [c.text for c in completions]))
             group = RolloutGroup(task, completions, 0)
             groups.append(ScoredGroup(group, self.name, self.rounds, rewards, advantages(rewards)))
@@ -153,6 +172,8 @@ class Node:
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         """See `rl.protocols.Learner`."""
         if self._plan.informative:
+            # The places of others' groups would no longer be those that the round knows.
+            assert not self._plan.external
             own = [g for g in groups if g.origin == self.name and g.informative][: self._plan.informative]
             groups = [*own, *(g for g in groups if g.origin != self.name)]
         self.informative = sum(any(group.advantages) for group in groups)

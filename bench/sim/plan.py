@@ -16,8 +16,9 @@ class Plan:
 
     `delay` rounds pass before a group arrives; with `delay_up_to` the delay of each is drawn from 0 to that. `loss` is
     the chance that a group is lost on its way to one receiver. Node n takes part in every `speeds[n]`-th tick (the
-    speeds repeat). `reset_every` ticks one node in turn starts over from its first policy. `hostile` nodes, the last
-    ones, send right answers behind junk, or nothing if `attack` is `silent`.
+    speeds repeat). `reset_every` ticks one node in turn starts over from its first policy. The last `hostile` nodes
+    send what `attack` says (see `bench.sim.node.ATTACKS`), to verifiers that skip junk if they are `lenient`. The
+    learning rate goes in a straight line from `lr` to `lr_end` times that.
     """
 
     local: int = 4
@@ -62,6 +63,7 @@ class History:
     tokens: list[float] = field(default_factory=list)
     generated: int = 0
     refused: int = 0
+    judged: int = 0
     offered: int = 0
     threshold: list[float] = field(default_factory=list)
     per_node: list[list[float | None]] = field(default_factory=list)

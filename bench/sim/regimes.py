@@ -138,7 +138,7 @@ CONFIGURATIONS: dict[str, Plan] = {
     "4/4": uniform(4, 4),
     "2/6": uniform(2, 6),
     "4/0": uniform(4, 0),
-    "4/0 + 4 own replayed": uniform(4, 4, replay=True),
+    "4/0 + 4 own replayed": uniform(4, 4, replay=True, delay=1, reuse=20),
     "8/0 refilled": uniform(32, 0, informative=8),
     "fill": uniform(4, 4, selection="fill"),
     "fill + positives": uniform(4, 4, selection="fill_positives"),

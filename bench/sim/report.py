@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from rich.table import Table
 
+from bench.learning import moving_average
 from bench.sim.jobs import Job, Outcome
 from bench.sim.sections import Section
 
@@ -27,17 +28,16 @@ COLUMNS = (
 def figures(section: Section, outcomes: Outcomes) -> list[dict[str, Any]]:
     """A row's means over its seeds, for every row of a table.
 
-    `ratio` is the cumulative reward over that of the control, `above` in how many of the runs it is above that of the
-    control's run with the same seeds.
+    `ratio` is the cumulative reward over that of the control's runs with the same seeds, `above` in how many of the
+    runs it is above that.
     """
     control = section.rows[section.control]
-    base = statistics.fmean(outcomes[job].cumulative for job in control)
     of_seed = {(job.pretrained, job.plan.seed): outcomes[job].cumulative for job in control}
-    return [_row(name, jobs, outcomes, base, of_seed) for name, jobs in section.rows.items()]
+    return [_row(name, jobs, outcomes, of_seed) for name, jobs in section.rows.items()]
 
 
 def _row(
-    name: str, jobs: Sequence[Job], outcomes: Outcomes, base: float, of_seed: Mapping[tuple[int, int], float]
+    name: str, jobs: Sequence[Job], outcomes: Outcomes, of_seed: Mapping[tuple[int, int], float]
 ) -> dict[str, Any]:
     found = [outcomes[job] for job in jobs]
     cumulative = [outcome.cumulative for outcome in found]
@@ -47,14 +47,14 @@ def _row(
         if (job.pretrained, job.plan.seed) in of_seed
     ]
     held_out = [outcome.accuracy for outcome in found if outcome.accuracy is not None]
-    offered = sum(outcome.offered for outcome in found)
+    judged = sum(outcome.judged for outcome in found)
     mean = statistics.fmean(cumulative)
     return {
         "configuration": name,
         "lr": jobs[0].plan.lr,
         "cumulative": mean,
         "deviation": statistics.stdev(cumulative) if len(cumulative) > 1 else math.nan,
-        "ratio": mean / base if base else math.nan,
+        "ratio": sum(one for one, _ in pairs) / sum(other for _, other in pairs) if pairs else math.nan,
         "above": sum(one > other for one, other in pairs),
         "pairs": len(pairs),
         "final": statistics.fmean(outcome.final for outcome in found),
@@ -65,7 +65,7 @@ def _row(
         "external": statistics.fmean(outcome.external for outcome in found),
         "tokens": statistics.fmean(outcome.tokens for outcome in found),
         "entropy": statistics.fmean(statistics.fmean(outcome.entropy[-10:]) for outcome in found),
-        "refused": sum(outcome.refused for outcome in found) / offered if offered else 0.0,
+        "refused": sum(outcome.refused for outcome in found) / judged if judged else 0.0,
         "seconds": statistics.fmean(outcome.seconds for outcome in found),
         "runs": len(found),
     }
@@ -120,7 +120,7 @@ def draw(section: Section, outcomes: Outcomes, path: Path, window: int = 10) -> 
     """Reward against rounds: the mean over runs, a band of one standard deviation, moving average over `window`."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
     for name in section.curves:
-        curves = [_smooth(outcomes[job].reward, window) for job in section.rows[name]]
+        curves = [moving_average(outcomes[job].reward, window) for job in section.rows[name]]
         mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
         spread = [statistics.pstdev(values) for values in zip(*curves, strict=True)]
         rounds = range(1, len(mean) + 1)
@@ -137,7 +137,3 @@ def draw(section: Section, outcomes: Outcomes, path: Path, window: int = 10) -> 
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
-
-
-def _smooth(values: Sequence[float], window: int) -> list[float]:
-    return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]

@@ -123,19 +123,14 @@ def hostile(seeds: int) -> list[Section]:
     sections = []
     for name in ("default", "4/4"):
         attacked: dict[str, Any] = {"hostile": 2, "lenient": True}
-        sections.append(
-            Section(
-                f"{name}, two of eight nodes hostile",
-                {
-                    "those two silent": runs(name, seeds, **attacked, attack="silent", gate=True),
-                    "junk, gate": runs(name, seeds, **attacked, gate=True),
-                    "junk, no gate": runs(name, seeds, **attacked, gate=False),
-                    "no attack, gate": runs(name, seeds, lenient=True, gate=True),
-                    "no attack, no gate": runs(name, seeds, lenient=True, gate=False),
-                },
-                "those two silent",
-            )
-        )
+        rows = {"those two silent": runs(name, seeds, **attacked, attack="silent", gate=True)}
+        for attack in ("junk", "symbol", "rare symbol"):
+            for gate in (True, False):
+                what = f"{attack}, {'gate' if gate else 'no gate'}"
+                rows[what] = runs(name, seeds, **attacked, attack=attack, gate=gate)
+        rows["no attack, gate"] = runs(name, seeds, lenient=True, gate=True)
+        rows["no attack, no gate"] = runs(name, seeds, lenient=True, gate=False)
+        sections.append(Section(f"{name}, two of eight nodes hostile", rows, "those two silent"))
     return sections
 
 

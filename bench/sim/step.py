@@ -32,6 +32,8 @@ class Step:
         self._refused: list[dict[int, int]] = [{} for _ in gates]
         self._tokens = [0] * len(gates)
         self._thresholds = [gate.threshold for gate in gates]
+        self.judged = 0
+        """Completions of others that the gates have looked at."""
         self._norms = [0.0] * len(gates)
 
     def take(self, policy: StackedPolicy, adam: StackedAdam) -> None:
@@ -78,6 +80,7 @@ class Step:
         if not self._plan.gate or group.rows[0].sampled is not None:
             return [True] * len(group.rows)
         gate = self._gates[at]
+        self.judged += sum(row.advantage > 0 for row in group.rows)
         refused = [row.advantage > 0 and gate.refuses(mean) for row, mean in zip(group.rows, means, strict=True)]
         if any(refused):
             self._refused[at][place] = sum(refused)

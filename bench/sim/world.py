@@ -160,6 +160,9 @@ class Swarm:
             for receiver in self.nodes:
                 if (receiver.number == sender) != plan.replay or receiver.number not in self.honest:
                     continue
+                if not plan.external:
+                    # Nobody would ever look at them.
+                    continue
                 for group in groups:
                     if plan.loss and self._network.random() < plan.loss:
                         continue
@@ -183,6 +186,7 @@ class Swarm:
                 self.plan, [one.gate for one in nodes], [[self._group(scored) for scored in groups] for groups in mine]
             )
             step.take(part, self._adams[number])
+            self.history.judged += step.judged
             stats |= {one.number: step.stats(self._places[one.number][1]) for one in nodes if one.number in wishes}
         return stats
 
