@@ -92,16 +92,18 @@ async def test_slow_nodes_and_those_that_start_over(taught: StackedPolicy, codec
     assert swarm._parts[0].state(1)["embed"].eq(taught.state(0)["embed"]).all()
 
 
-async def test_junk_before_right_answers_is_refused_by_the_gate_alone(
+async def test_junk_before_right_answers_harms_nodes_without_a_gate_alone(
     taught: StackedPolicy, codec: Codec, files: list[Path]
 ) -> None:
-    attacked = replace(default_plan(rounds=4, local=2), hostile=1, lenient=True)
+    attacked = replace(default_plan(rounds=30, local=2, lr=2e-3), hostile=1, lenient=True)
     with_gate = await simulate(taught, codec, files, attacked)
     without = await simulate(taught, codec, files, replace(attacked, gate=False))
     silent = await simulate(taught, codec, files, replace(attacked, attack="silent"))
     assert with_gate.refused > 0 == without.refused
     assert silent.offered < with_gate.offered
-    assert with_gate.reward == pytest.approx(silent.reward, abs=0.15)
+    ends = [sum(history.reward[-10:]) for history in (with_gate, without, silent)]
+    assert ends[0] > 0.8 * ends[2]
+    assert ends[1] < 0.9 * ends[0]
 
 
 async def test_verifiers_that_skip_what_stands_before_the_answer_are_an_option(codec: Codec) -> None:

@@ -221,3 +221,11 @@ def test_what_a_part_holds_fits_what_its_candidate_counted(rewards: list[float])
     assert set(zip(texts(part), part.rewards, part.advantages, strict=True)) <= there
     if max(whole.advantages) > 0:
         assert part.rewards[0] == max(rewards)
+
+
+def test_a_right_answer_among_many_weighs_no_more_than_one_in_a_group_of_ones_own_size() -> None:
+    rare = scored(("right", 1.0), *((f"wrong {number}", 0.0) for number in range(63)))
+    [advantage] = Positives().part(rare, 8).advantages
+    own = scored(("right", 1.0), *((f"wrong {number}", 0.0) for number in range(7)))
+    assert advantage == pytest.approx(max(own.advantages), rel=1e-3)
+    assert Positives().part(rare, 64).advantages[0] > 2 * advantage
