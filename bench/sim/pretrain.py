@@ -73,7 +73,11 @@ def _groups(drawn: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Group]
 
 
 def cached(key: str, make: Callable[[], StackedPolicy], directory: Path = CACHE) -> StackedPolicy:
-    """What `make` returned when it was first called for this key. The key names all that the result depends on."""
+    """What `make` returned when it was first called for this key.
+
+    The key names what tells policies of one version of the bench apart: after a change to tasks or to how policies are
+    taught, take another directory.
+    """
     folder = directory.expanduser()
     file = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
     if file.exists():

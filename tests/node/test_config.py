@@ -413,3 +413,9 @@ def test_a_node_to_join_that_the_private_swarm_would_refuse_is_said() -> None:
     with pytest.raises(ConfigError, match=f"{stranger}, which is not in allow"):
         load(settings, environ={})
     load([parse_flag(f'network.allow=["{friend}", "{stranger}"]'), settings[1]], environ={})
+
+
+def test_a_node_alone_has_rounds_of_its_own_size() -> None:
+    sharing = load([parse_flag("sharing.silo=true"), parse_flag("sharing.alone=6")], environ=TINY).config.sharing
+    assert sharing.places == (6, 0)
+    assert load([parse_flag("sharing.local=3")], environ=TINY).config.sharing.places == (3, 8)
