@@ -87,9 +87,7 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join([*SECTIONS, *TUNE])}; default all")
     parser.add_argument("--smoke", action="store_true", help="one seed of the headline's main rows, in three minutes")
     parser.add_argument("--out", type=Path, default=OUT, help="where runs, tables and plots are kept")
-    parser.add_argument(
-        "--json", type=Path, help="{configuration: [cumulative reward a seed]} of the first table"
-    )
+    parser.add_argument("--json", type=Path, help="{configuration: [cumulative reward a seed]} of the first table")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a core each")
     parser.add_argument("--export", type=Path, metavar="DIR", help="only write models and tasks for bench.testnet")
     arguments = parser.parse_args()

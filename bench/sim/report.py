@@ -120,11 +120,13 @@ def draw(section: Section, outcomes: Outcomes, path: Path, window: int = 10) -> 
     """Reward against rounds: the mean over runs, a band of one standard deviation, moving average over `window`."""
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
     for name in section.curves:
-        curves = [moving_average(outcomes[job].reward, window) for job in section.rows[name]]
+        found = [outcomes[job] for job in section.rows[name]]
+        total = statistics.fmean(outcome.cumulative for outcome in found)
+        curves = [moving_average(outcome.reward, window) for outcome in found]
         mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
         spread = [statistics.pstdev(values) for values in zip(*curves, strict=True)]
         rounds = range(1, len(mean) + 1)
-        [line] = axes.plot(rounds, mean, label=f"{name} ({sum(mean):.0f})", linewidth=1.8)
+        [line] = axes.plot(rounds, mean, label=f"{name} ({total:.1f})", linewidth=1.8)
         low = [m - s for m, s in zip(mean, spread, strict=True)]
         high = [m + s for m, s in zip(mean, spread, strict=True)]
         axes.fill_between(rounds, low, high, color=line.get_color(), alpha=0.2, linewidth=0)

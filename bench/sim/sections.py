@@ -72,14 +72,11 @@ def runs(name: str, seeds: int, regime: str = "specialists", rounds: int = SHORT
 def headline(seeds: int, others: int) -> Section:
     """The paper's experiment on specialised nodes, its controls, and this product's default."""
     rows = {name: runs(name, seeds if name in MAIN else others) for name in CONFIGURATIONS}
-    rows["default, tokens of 4/4"] = runs("default", others, external=SAME_TOKENS)
+    rows["default, J = 4"] = runs("default", others, external=4)
     return Section(f"Specialists, {SHORT} rounds", rows, curves=MAIN)
 
 
 MAIN = ("8/0", "4/4", "default")
-
-SAME_TOKENS = 4
-"""J at which the default trains on about as many tokens a round as 4/4."""
 
 
 def regimes(seeds: int) -> list[Section]:
