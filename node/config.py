@@ -153,8 +153,8 @@ class SharingSettings(Section):
 
     per_peer: int = Field(default=2, ge=1, le=4096)
     """Groups of one other node that a round takes at most, so that none can fill this node's rounds, however much it
-    sends; with `positives` so many times L completions. With few peers (fewer than `external` / `per_peer`) a round
-    therefore gets less than it has room for."""
+    sends; with `positives` so many times L completions. The share of a node's groups that the likelihood gate refuses
+    is taken off. With few peers (fewer than `external` / `per_peer`) a round gets less than it has room for."""
 
     reuse: int = Field(default=3, ge=1, le=MANY)
     """Rounds in which one external group may be trained on."""

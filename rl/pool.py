@@ -157,6 +157,7 @@ class SqlitePool:
 
     def candidates(self, since: int, reuse: int) -> list[Candidate]:
         """See `rl.protocols.Pool`. The newest 4096 at most."""
+        trust = self._trust(since)
         rows = self._connection.execute(
             "SELECT groups.id, origin, groups.round, kind, completions, reward, count(draws.id) AS uses"
             " FROM groups INDEXED BY groups_candidates LEFT JOIN draws ON draws.id = groups.id"
@@ -164,7 +165,17 @@ class SqlitePool:
             " GROUP BY groups.id HAVING uses < ? ORDER BY groups.id DESC LIMIT ?",
             (since, reuse, _MOST_CANDIDATES),
         )
-        return [Candidate(*row) for row in rows][::-1]
+        return [Candidate(*row, trust=trust.get(row[1], 1.0)) for row in rows][::-1]
+
+    def _trust(self, since: int) -> dict[str, float]:
+        """See `rl.selection.Candidate`. One good group is taken for granted."""
+        rows = self._connection.execute(
+            "SELECT origin, sum(usable), count(*) FROM groups WHERE external = 1 AND round >= ?"
+            " AND id IN (SELECT id FROM draws) GROUP BY origin",
+            (since,),
+        )
+        # What was refused for other reasons has never been in a round.
+        return {origin: (1 + passed) / (1 + tried) for origin, passed, tried in rows}
 
     def take(self, ids: Collection[int]) -> dict[int, ScoredGroup]:
         """See `rl.protocols.Pool`; in the order of `ids`."""

@@ -17,7 +17,8 @@ class Candidate:
     """An external group that may be trained on, without its texts: those are read for the chosen ones alone.
 
     `id` is its key in the pool, `round` the round of this node in which it came, `reward` the mean of its rewards by
-    this node's verifiers, `uses` how many rounds have trained on it. All candidates are informative.
+    this node's verifiers, `uses` how many rounds have trained on it. All candidates are informative. `trust` is the
+    share of its origin's groups that passed the likelihood gate, of those that were tried lately.
     """
 
     id: int
@@ -27,6 +28,7 @@ class Candidate:
     completions: int
     reward: float
     uses: int
+    trust: float = 1.0
 
     @property
     def successes(self) -> int:
@@ -39,7 +41,8 @@ class Room:
     """What round `number` has room for: `external` (J) places, at most `per_peer` of them for one origin.
 
     A place is a group, or `group_size` (L) completions where a strategy takes single ones. Of the round's `local` (I)
-    own groups `informative` have rewards that differ.
+    own groups `informative` have rewards that differ. An origin of which much was refused has less room, but always
+    that for one group: it may have become honest, or this node's policy wider.
     """
 
     number: int
@@ -101,7 +104,7 @@ class Uniform:
         for candidate in self.order(candidates, room.number, random):
             if len(chosen) == count:
                 break
-            if taken[candidate.origin] < room.per_peer:
+            if taken[candidate.origin] < math.ceil(room.per_peer * candidate.trust):
                 chosen.append(candidate)
                 taken[candidate.origin] += 1
         return chosen
@@ -130,9 +133,9 @@ class Positives(Uniform):
         chosen: list[Candidate] = []
         taken: Counter[str] = Counter()
         for candidate in self.order(candidates, room.number, random):
-            share = room.per_peer * room.group_size - taken[candidate.origin]
-            count = min(candidate.successes, room.group_size)
-            if count <= min(left, share):
+            count, before = min(candidate.successes, room.group_size), taken[candidate.origin]
+            share = math.ceil(room.per_peer * room.group_size * candidate.trust)
+            if count <= left and (before == 0 or before + count <= share):
                 chosen.append(candidate)
                 left -= count
                 taken[candidate.origin] += count

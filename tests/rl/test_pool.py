@@ -243,3 +243,17 @@ def test_what_was_added_survives_a_killed_process(tmp_path: Path) -> None:
     child.stdout.close()
     with SqlitePool(path, "me") as pool:
         assert len(pool) >= 41
+
+
+def test_trust_is_the_share_of_what_was_tried_that_the_gate_let_pass(tmp_path: Path) -> None:
+    with SqlitePool(tmp_path / "pool.sqlite", "me") as pool:
+        pool.add([scored(number, origin=origin, round_number=3) for number, origin in enumerate("aaaaabbbc")])
+        ids = [candidate.id for candidate in pool.candidates(since=0, reuse=9)]
+        pool.settle(ids[:8], [], 4)
+        pool.settle([], ids[:3], 4)
+        # Never tried: it did not fit.
+        pool.settle([], ids[8:], 4)
+        pool.add([scored(20, origin="c", round_number=4)])
+        trust = {candidate.origin: candidate.trust for candidate in pool.candidates(since=0, reuse=9)}
+        assert trust == {"a": pytest.approx(3 / 6), "b": 1.0, "c": 1.0}
+        assert {candidate.trust for candidate in pool.candidates(since=4, reuse=9)} == {1.0}, "what is old is forgotten"

@@ -229,3 +229,19 @@ def test_a_right_answer_among_many_weighs_no_more_than_one_in_a_group_of_ones_ow
     own = scored(("right", 1.0), *((f"wrong {number}", 0.0) for number in range(7)))
     assert advantage == pytest.approx(max(own.advantages), rel=1e-3)
     assert Positives().part(rare, 64).advantages[0] > 2 * advantage
+
+
+@pytest.mark.parametrize("name", ["uniform", "fill", "positives"])
+def test_an_origin_of_which_most_was_refused_has_room_for_one_group(name: Any) -> None:
+    doubtful = [replace(one, trust=0.1) for one in candidates(bad=9)]
+    among = [*doubtful, *(replace(one, id=one.id + 100) for one in candidates(good=9))]
+    chosen = STRATEGIES[name]().choose(among, room(external=8, informative=4, per_peer=4), Random(1))
+    origins = Counter(one.origin for one in chosen)
+    assert origins["bad"] == 1
+    assert origins["good"] == (8 if name == "positives" else 4)
+    half = [replace(one, trust=0.5) for one in among]
+    again = Counter(o.origin for o in STRATEGIES[name]().choose(half, room(external=8, per_peer=4), Random(1)))
+    assert again == {"bad": origins["good"] // 2, "good": origins["good"] // 2}
+    nearly = [replace(one, trust=0.99) for one in among]
+    best = Counter(o.origin for o in STRATEGIES[name]().choose(nearly, room(external=8, per_peer=4), Random(1)))
+    assert best == {"bad": origins["good"], "good": origins["good"]}, "a refusal now and then costs nothing"
