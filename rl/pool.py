@@ -165,7 +165,7 @@ class SqlitePool:
             " GROUP BY groups.id HAVING uses < ? ORDER BY groups.id DESC LIMIT ?",
             (since, reuse, _MOST_CANDIDATES),
         )
-        return [Candidate(*row, trust=trust.get(row[1], 1.0)) for row in rows][::-1]
+        return [Candidate(*row, trust.get(row[1], 1.0)) for row in rows][::-1]
 
     def _trust(self, since: int) -> dict[str, float]:
         """See `rl.selection.Candidate`. One good group is taken for granted."""
