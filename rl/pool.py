@@ -165,7 +165,8 @@ class SqlitePool:
             " GROUP BY groups.id HAVING uses < ? ORDER BY groups.id DESC LIMIT ?",
             (since, reuse, _MOST_CANDIDATES),
         )
-        return [Candidate(*row, trust.get(row[1], 1.0)) for row in rows][::-1]
+        found = [Candidate(*row) for row in rows][::-1]
+        return [replace(candidate, trust=trust.get(candidate.origin, 1.0)) for candidate in found]
 
     def _trust(self, since: int) -> dict[str, float]:
         """See `rl.selection.Candidate`. One good group is taken for granted."""
