@@ -22,7 +22,7 @@ some success widen the gate for itself: the junk that a node has learned is amon
 
 MARGIN = 1.75
 """So many times as unlikely as the tail of the own completions may be what others got right. In simulated swarms
-(`bench.swarm`) it refuses about one in five hundred right answers of honest nodes."""
+(`bench.swarm`) it refuses about three in a thousand right answers of honest nodes."""
 
 SURE = -1.0
 """The tail counts as no likelier than this: what a policy that is sure of itself would never say need not be junk."""
