@@ -1,5 +1,6 @@
 """What came out of runs of real nodes, side by side: a table, a plot, JSON, and the order beside a simulation's."""
 
+import argparse
 import itertools
 import json
 import statistics
@@ -12,7 +13,7 @@ import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
-from bench.learning import moving_average
+from bench.learning import finish, moving_average
 from bench.runs import Run, RunError, Summary, read_run, summarise
 
 mpl.use("Agg")
@@ -164,13 +165,20 @@ def draw(title: str, summaries: Sequence[Summary], path: Path) -> None:
     axes.set_xlabel("round", fontsize=11)
     axes.set_ylabel(f"reward of own rollouts\n(moving average of {window} rounds)", fontsize=11)
     axes.set_title(title, fontsize=12)
-    axes.set_ylim(0, None)
-    axes.grid(color="#e5e7eb", lw=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=10, loc="upper left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    finish(figure, axes, path)
+
+
+def add_arguments(parser: argparse.ArgumentParser, nodes: int, rounds: int, rate: str) -> None:
+    """What every comparison of configurations can be told. `rate` says which learning rate is the default."""
+    whole = ["8/0", "4/4", "default"]
+    parser.add_argument("--nodes", type=int, default=nodes)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--configurations", nargs="+", default=whole, metavar="NAME", help="I/J, default, a strategy")
+    parser.add_argument("--lr", nargs="+", default=[], metavar="[NAME=]RATE", help=f"default {rate}")
+    parser.add_argument("--eval", action="store_true", help="also measure held-out accuracy before and after")
+    parser.add_argument("--per-task", type=int, default=16, help="held-out tasks of each kind")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="default: reward.png in --out")
 
 
 def write_json(summaries: Sequence[Summary], held_out: HeldOut, path: Path) -> None:

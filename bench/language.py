@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.compared import HeldOut, compare_runs, draw, show, write_json
+from bench.compared import HeldOut, add_arguments, compare_runs, draw, show, write_json
 from bench.runs import (
     Case,
     RunError,
@@ -110,20 +110,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    whole = ["8/0", "4/4", "default"]
-    parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=50)
+    add_arguments(parser, nodes=4, rounds=50, rate=str(LR))
     parser.add_argument("--slice", type=int, default=10, help="rounds of each configuration in turn")
-    parser.add_argument("--configurations", nargs="+", default=whole, metavar="NAME", help="I/J, default, a strategy")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="auto", help="as [model] name")
     parser.add_argument("--engine", choices=["auto", "vllm", "transformers"], default="auto")
     parser.add_argument("--memory-gb", type=float, help="GiB a node for its engine's cache; default: by what is free")
-    parser.add_argument("--lr", nargs="+", default=[], metavar="[NAME=]RATE", help=f"default {LR}")
-    parser.add_argument("--eval", action="store_true", help="also measure held-out accuracy before and after")
-    parser.add_argument("--per-task", type=int, default=16, help="held-out tasks of each kind")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="default: reward.png in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("runs/language"), help="where runs are kept")
     arguments = parser.parse_args(words)
     if min(arguments.nodes, arguments.rounds, arguments.slice, arguments.per_task) < 1 or arguments.seed < 0:

@@ -101,6 +101,17 @@ def moving_average(values: Sequence[float], window: int) -> list[float]:
     return [statistics.fmean(values[max(0, end - window) : end]) for end in range(1, len(values) + 1)]
 
 
+def finish(figure: Any, axes: Any, path: Path) -> None:
+    """Give a plot of rewards its grid and legend, and write it."""
+    axes.set_ylim(0, None)
+    axes.grid(color="#e5e7eb", lw=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=10, loc="upper left")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
 def draw(runs: Sequence[Run], path: Path) -> None:
     """Draw the reward over the rounds: mean over seeds, and a band from the lowest to the highest seed."""
     curves = [moving_average(run.rewards, WINDOW) for run in runs]
@@ -117,13 +128,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
     axes.set_title(f"A node training alone: tiny model, nine ReasoningGYM tasks, {seeds}", fontsize=12)
     axes.set_xlim(1, len(curves[0]))
-    axes.set_ylim(0, None)
-    axes.grid(color="#e5e7eb", lw=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=10, loc="upper left")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-    plt.close(figure)
+    finish(figure, axes, path)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ Swarms of eight tiny policies in one process (`bench.sim`), under the product's 
 advantage and loss. Every number is about a node's own rollouts or about held-out prompts; what others send never counts
 as reward. Runs are kept in the output directory: what was interrupted goes on with the same command.
 
-All sections but `tune` together take under an hour on two cores, `--smoke` three minutes.
+The section `headline` takes twenty minutes on two cores, six of them for the first policies.
 """
 
 import argparse

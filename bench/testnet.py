@@ -24,7 +24,17 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.compared import HeldOut, agreement, compare_runs, cumulative, draw, read_scores, show, write_json
+from bench.compared import (
+    HeldOut,
+    add_arguments,
+    agreement,
+    compare_runs,
+    cumulative,
+    draw,
+    read_scores,
+    show,
+    write_json,
+)
 from bench.runs import Case, Run, RunError, Stop, check_names, go_on, held_out, merged, place_of, rates, say, sharing_of
 from node.config_sources import RECIPES
 from node.errors import NodeError
@@ -132,21 +142,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    whole = ["8/0", "4/4", "default"]
-    parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--configurations", nargs="+", default=whole, metavar="NAME", help="I/J, default, a strategy")
+    add_arguments(parser, nodes=8, rounds=100, rate=f"{LR}, files {LR_FILES}")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each configuration")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=[], metavar="DIR", help="one, or one a node; default: tiny")
     parser.add_argument("--tasks", nargs="+", default=["tiny"], metavar="FILE", help="`tiny`, or .jsonl for `exact`")
     parser.add_argument("--world", type=Path, metavar="DIR", help="models and tasks of an exported simulation")
-    parser.add_argument("--lr", nargs="+", default=[], metavar="[NAME=]RATE", help=f"default {LR}, files {LR_FILES}")
-    parser.add_argument("--eval", action="store_true", help="also measure held-out accuracy")
-    parser.add_argument("--per-task", type=int, default=16, help="held-out tasks of each kind")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="the simulation's figures")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    parser.add_argument("--plot", type=Path, metavar="PNG", help="default: reward.png in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the runs are kept; default: runs/testnet")
     parser.add_argument("--smoke", action="store_true", help="3 nodes, 10 rounds, kept nowhere unless --out is given")
     arguments = parser.parse_args(words)
