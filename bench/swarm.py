@@ -42,11 +42,11 @@ from bench.tiny_vocab import build_tokenizer
 OUT = Path("runs/swarm")
 
 SECTIONS: dict[str, Callable[[], list[Section]]] = {
-    "headline": lambda: [headline(15, 5)],
+    "headline": lambda: [headline(15, 3)],
     "long": lambda: [long_run(3)],
     "regimes": lambda: regimes(3),
-    "strategies": lambda: [strategies(3)],
-    "hostile": lambda: hostile(3),
+    "strategies": lambda: [strategies(2)],
+    "hostile": lambda: hostile({"default": 3, "4/4": 1}),
     "asynchrony": lambda: asynchrony(2),
     "sizes": lambda: sizes(2),
 }

@@ -338,11 +338,8 @@ class Policy:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next optimiser step: a linear warm-up, then constant."""
-        return self._rate(self.step + 1)
-
-    def _rate(self, step: int) -> float:
-        return self.settings.lr * min(1.0, step / max(1, self.settings.warmup_steps))
+        """Learning rate of the next optimiser step."""
+        return self.settings.rate(self.step + 1)
 
     def _accumulate(
         self,
@@ -396,7 +393,7 @@ class Policy:
             entropy=whole.entropy / tokens,
             grad_norm=whole.norm / steps,
             kl=whole.kl / tokens,
-            learning_rate=self._rate(self.step),
+            learning_rate=self.settings.rate(self.step),
             engine_logprob_gap=first.gap / first.gap_tokens if first.gap_tokens else None,
             token_budget=self.token_budget,
         )

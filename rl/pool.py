@@ -165,8 +165,11 @@ class SqlitePool:
             " GROUP BY groups.id HAVING uses < ? ORDER BY groups.id DESC LIMIT ?",
             (since, reuse, _MOST_CANDIDATES),
         )
-        found = [Candidate(*row) for row in rows][::-1]
-        return [replace(candidate, trust=trust.get(candidate.origin, 1.0)) for candidate in found]
+        found = [
+            Candidate(key, origin, number, kind, completions, reward, uses, trust.get(origin, 1.0))
+            for key, origin, number, kind, completions, reward, uses in rows
+        ]
+        return found[::-1]
 
     def _trust(self, since: int) -> dict[str, float]:
         """See `rl.selection.Candidate`. One good group is taken for granted."""

@@ -1,5 +1,6 @@
 """The settings of the learning side, each field followed by what it means. `node.config` puts them into one tree."""
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -121,6 +122,9 @@ class TrainingSettings(Section):
     warmup_steps: int = Field(default=0, ge=0, le=10**9)
     """Optimiser steps over which the learning rate rises from 0 to `lr`."""
 
+    decay_after: int = Field(default=50, ge=0, le=10**9)
+    """Optimiser steps after which the learning rate falls with the inverse square root of the step; 0: never."""
+
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled weight decay of AdamW."""
 
@@ -170,6 +174,15 @@ class TrainingSettings(Section):
     ranks: int = Field(default=1, ge=1, le=64)
     """Processes that share a learning step (data parallelism). On a machine with several GPUs each takes one of them;
     on a CPU more than one only helps where memory bandwidth is split, as with several sockets."""
+
+    def rate(self, step: int) -> float:
+        """Learning rate of optimiser step 1, 2, ...: a linear warm-up, `lr`, then a fall with 1 / sqrt(step).
+
+        A node has no last round that a schedule could end in. Large steps find what pays, small ones get it right.
+        """
+        rising = step / max(1, self.warmup_steps)
+        falling = math.sqrt(self.decay_after / max(1, step)) if self.decay_after else 1.0
+        return self.lr * min(1.0, rising, falling)
 
 
 class LearnerSettings(Section):

@@ -11,7 +11,7 @@ from bench.sim.stack import StackedPolicy
 class StackedAdam:
     """torch's AdamW without weight decay, on each node's slices of the stacked weights.
 
-    `lr` holds one learning rate a node; setting it to a float sets all of them.
+    `lr` holds one learning rate a node; setting it to a float sets all of them. `steps` counts each node's steps.
     """
 
     def __init__(
@@ -25,6 +25,7 @@ class StackedAdam:
         self._betas, self._eps = betas, eps
         self._optimizers = [self._fresh(node) for node in range(policy.nodes)]
         self.lr = lr
+        self.steps = [0] * policy.nodes
 
     def _fresh(self, node: int) -> torch.optim.AdamW:
         slices = [weight.detach()[node] for weight in self._weights]
@@ -64,6 +65,7 @@ class StackedAdam:
             self._optimizers[node].param_groups[0]["lr"] = self._lr[node]
             self._optimizers[node].step()
             self._optimizers[node].zero_grad()
+            self.steps[node] += 1
         for weight in self._weights:
             weight.grad = None
         return norms
@@ -71,6 +73,7 @@ class StackedAdam:
     def reset(self, node: int) -> None:
         """Forget a node's moments and step count."""
         self._optimizers[node] = self._fresh(node)
+        self.steps[node] = 0
 
     def _slices(self, node: int) -> list[Tensor]:
         slices: list[Tensor] = self._optimizers[node].param_groups[0]["params"]

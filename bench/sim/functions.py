@@ -42,27 +42,24 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-def token_scores(logits: Tensor, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` [T] at the places `outputs` [T] of logits [U, V], and entropies [T] without gradient."""
-    logprobs, entropies = _TokenScores.apply(logits, outputs, targets)  # type: ignore[no-untyped-call]
-    return logprobs, entropies
+def token_scores(logits: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Log-probs of `targets` [T] at the places `outputs` [T] of logits [U, V]."""
+    logprobs: Tensor = _TokenScores.apply(logits, outputs, targets)  # type: ignore[no-untyped-call]
+    return logprobs
 
 
 class _TokenScores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         logprobs = logits.log_softmax(-1)
-        p = logprobs.exp()
-        entropies = -torch.linalg.vecdot(p, logprobs)[outputs]
-        ctx.save_for_backward(p, outputs, targets)
-        ctx.mark_non_differentiable(entropies)
-        return logprobs[outputs, targets], entropies
+        ctx.save_for_backward(logprobs, outputs, targets)
+        return logprobs[outputs, targets]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        p, outputs, targets = ctx.saved_tensors
+        logprobs, outputs, targets = ctx.saved_tensors
         gradient = gradients[0]
-        mass = torch.zeros(len(p)).index_add_(0, outputs, gradient)
-        out = p * -mass[:, None]
-        out.view(-1).index_add_(0, outputs * p.shape[1] + targets, gradient)
+        mass = torch.zeros(len(logprobs)).index_add_(0, outputs, gradient)
+        out = logprobs.exp().mul_(-mass[:, None])
+        out.view(-1).index_add_(0, outputs * out.shape[1] + targets, gradient)
         return out, None, None

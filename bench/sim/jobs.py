@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 import trio
 
-from bench.sim.plan import History, Plan, mean
+from bench.sim.plan import HeldOut, History, Plan, mean
 from bench.sim.regimes import REGIMES, policies
 from bench.sim.tasks import Codec, Kind, load_kinds, write_files
 from bench.sim.world import Swarm
 from bench.tiny_vocab import build_tokenizer
 
-FORMAT = 1
+FORMAT = 3
 """Of what is kept. Raise it when a run would come out differently: what was kept before is not used then."""
 
 
@@ -48,12 +48,12 @@ class Outcome:
     `cumulative` is the sum over ticks of the mean over (honest) nodes of each node's newest reward; `worst` the same of
     the node that has least of it, `final` the mean of the last tenth. `generated` counts groups, `informative`,
     `external` and `tokens` are those of a node's update on average. Of `judged` completions of others the gates
-    `refused` some. `held_out` maps a tick to the mean accuracy, from 0 to 1.
+    `refused` some. `held_out` maps a tick to the mean over nodes.
     """
 
     reward: list[float]
     entropy: list[float]
-    held_out: dict[int, float]
+    held_out: dict[int, HeldOut]
     cumulative: float
     worst: float
     final: float
@@ -67,8 +67,8 @@ class Outcome:
     seconds: float
 
     @property
-    def accuracy(self) -> float | None:
-        """The last held-out accuracy."""
+    def last_held_out(self) -> HeldOut | None:
+        """As it was in the end, if it was measured."""
         return self.held_out[max(self.held_out)] if self.held_out else None
 
 
@@ -94,7 +94,7 @@ def run(job: Job, directory: Path) -> Outcome:
 
 def _read(path: Path) -> Outcome:
     kept = json.loads(path.read_text(encoding="utf-8"))["outcome"]
-    kept["held_out"] = {int(tick): accuracy for tick, accuracy in kept["held_out"].items()}
+    kept["held_out"] = {int(tick): HeldOut(**found) for tick, found in kept["held_out"].items()}
     return Outcome(**kept)
 
 
@@ -112,7 +112,10 @@ def _outcome(history: History, seconds: float) -> Outcome:
     return Outcome(
         reward=reward,
         entropy=history.entropy,
-        held_out={tick: mean(found) for tick, found in history.held_out.items()},
+        held_out={
+            tick: HeldOut(mean([each.accuracy for each in found]), mean([each.solved for each in found]))
+            for tick, found in history.held_out.items()
+        },
         cumulative=sum(reward),
         worst=min(sum(rewards) for rewards in nodes),
         final=mean(reward[-last:]),

@@ -17,8 +17,7 @@ class Plan:
     `delay` rounds pass before a group arrives; with `delay_up_to` the delay of each is drawn from 0 to that. `loss` is
     the chance that a group is lost on its way to one receiver. Node n takes part in every `speeds[n]`-th tick (the
     speeds repeat). `reset_every` ticks one node in turn starts over from its first policy. The last `hostile` nodes
-    send what `attack` says (see `bench.sim.node.ATTACKS`), to verifiers that skip junk if they are `lenient`. The
-    learning rate goes in a straight line from `lr` to `lr_end` times that.
+    send what `attack` says (see `bench.sim.node.ATTACKS`), to verifiers that skip junk if they are `lenient`.
     """
 
     local: int = 4
@@ -29,13 +28,13 @@ class Plan:
     max_age: int = 20
     reuse: int = 1
     lr: float = 4e-4
+    decay_after: int = 50
     epochs: int = 1
     gate: bool = True
     rounds: int = 100
     seed: int = 0
     group_sizes: tuple[int, ...] = (8,)
     temperature: float = 1.0
-    lr_end: float = 1.0
     informative: int = 0
     replay: bool = False
     own_task: bool = False
@@ -49,11 +48,24 @@ class Plan:
     lenient: bool = False
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """What comes of `samples` completions of each of some prompts that nobody trains on, from 0 to 1.
+
+    `accuracy` is the share of right completions; `solved` that of prompts with a right one among them (pass@k), which
+    falls when a policy loses the variety that it would need to find what it does not know yet.
+    """
+
+    accuracy: float
+    solved: float
+
+
 @dataclass
 class History:
     """What came of a run, a list entry a tick: means over the honest nodes that took part.
 
-    `per_node` holds each honest node's reward a tick (None where it did not take part).
+    `per_node` holds each honest node's reward a tick (None where it did not take part), `held_out` maps a tick to what
+    each of them was measured at.
     """
 
     reward: list[float] = field(default_factory=list)
@@ -67,7 +79,7 @@ class History:
     offered: int = 0
     threshold: list[float] = field(default_factory=list)
     per_node: list[list[float | None]] = field(default_factory=list)
-    held_out: dict[int, list[float]] = field(default_factory=dict)
+    held_out: dict[int, list[HeldOut]] = field(default_factory=dict)
 
 
 def mean(values: Sequence[float]) -> float:

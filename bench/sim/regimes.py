@@ -120,6 +120,7 @@ def default_plan(**changes: Any) -> Plan:
         per_peer=sharing.per_peer,
         max_age=sharing.max_age,
         reuse=sharing.reuse,
+        decay_after=training.decay_after,
         epochs=training.epochs,
         gate=training.gate,
     )

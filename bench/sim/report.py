@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 Outcomes = Mapping[Job, Outcome]
 
 COLUMNS = (
-    *("configuration", "lr", "cumulative", "ratio", "above", "final", "held out", "worst node", "groups made"),
+    *("configuration", "lr", "cumulative", "ratio", "above", "final", "held out", "solved", "worst node", "groups"),
     *("informative", "external", "tokens", "entropy", "refused", "seconds"),
 )
 
@@ -46,7 +46,7 @@ def _row(
         for job in jobs
         if (job.pretrained, job.plan.seed) in of_seed
     ]
-    held_out = [outcome.accuracy for outcome in found if outcome.accuracy is not None]
+    held_out = [outcome.last_held_out for outcome in found if outcome.last_held_out is not None]
     judged = sum(outcome.judged for outcome in found)
     mean = statistics.fmean(cumulative)
     return {
@@ -58,9 +58,10 @@ def _row(
         "above": sum(one > other for one, other in pairs),
         "pairs": len(pairs),
         "final": statistics.fmean(outcome.final for outcome in found),
-        "held out": statistics.fmean(held_out) if held_out else math.nan,
+        "held out": statistics.fmean(each.accuracy for each in held_out) if held_out else math.nan,
+        "solved": statistics.fmean(each.solved for each in held_out) if held_out else math.nan,
         "worst node": statistics.fmean(outcome.worst for outcome in found),
-        "groups made": statistics.fmean(outcome.generated for outcome in found),
+        "groups": statistics.fmean(outcome.generated for outcome in found),
         "informative": statistics.fmean(outcome.informative for outcome in found),
         "external": statistics.fmean(outcome.external for outcome in found),
         "tokens": statistics.fmean(outcome.tokens for outcome in found),
@@ -92,6 +93,7 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
         f"{row['above']} of {row['pairs']}",
         f"{row['final']:.3f}",
         "" if math.isnan(row["held out"]) else f"{row['held out']:.3f}",
+        "" if math.isnan(row["solved"]) else f"{row['solved']:.3f}",
         f"{row['worst node']:.2f}",
         f"{row['groups made']:.0f}",
         f"{row['informative']:.1f}",

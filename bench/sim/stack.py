@@ -67,12 +67,11 @@ class Shape:
 class Scores:
     """Log-probs of the T completion tokens of all nodes' groups, in the order node, group, row, token.
 
-    `logprobs`: [T], nats, with gradient. `entropy`: [T], nats, of the distribution each token was drawn from, without
-    gradient. `node`: [T]. `lengths`: tokens of each row, in the same order; they add up to T.
+    `logprobs`: [T], nats, with gradient. `node`: [T]. `lengths`: tokens of each row, in the same order; they add up to
+    T.
     """
 
     logprobs: Tensor
-    entropy: Tensor
     node: Tensor
     lengths: list[int]
 
@@ -126,7 +125,7 @@ class StackedPolicy:
         self._check(len(groups), max(ends, default=1))
         if not ends:
             nothing = self.weights["embed"].flatten()[:0]
-            return Scores(nothing, nothing.detach(), torch.zeros(0, dtype=torch.long), [])
+            return Scores(nothing, torch.zeros(0, dtype=torch.long), [])
         packed = pack(groups)
         nodes, places = packed.ids.shape
         width, heads = self.shape.width, self.shape.heads
@@ -148,8 +147,8 @@ class StackedPolicy:
         hidden = self._layers(packed.ids, packed.positions, attend)
         hidden = packed.to_outputs(hidden.view(nodes * places, width)).view(nodes, -1, width)
         logits = self._logits(hidden).flatten(0, 1)
-        logprobs, entropy = token_scores(logits, packed.outputs, packed.targets)
-        return Scores(logprobs, entropy, packed.node, packed.lengths)
+        logprobs = token_scores(logits, packed.outputs, packed.targets)
+        return Scores(logprobs, packed.node, packed.lengths)
 
     @torch.no_grad()
     def sample(

@@ -13,6 +13,7 @@ from rl.batches import Group
 from rl.gate import Gate
 from rl.loss import TokenBatch, policy_loss, token_weights
 from rl.rollouts import UpdateStats
+from rl.settings import TrainingSettings
 
 CLIP_LOW, CLIP_HIGH, MAX_NORM = 0.2, 0.28, 1.0
 """As the product has them by default."""
@@ -43,7 +44,9 @@ class Step:
         groups = [[group for _, group in mine] for mine in self._kept]
         old: Tensor | None = None
         weights = torch.empty(0)
+        schedule = TrainingSettings(lr=self._plan.lr, decay_after=self._plan.decay_after)
         for _ in range(self._plan.epochs):
+            adam.lr = [schedule.rate(step + 1) for step in adam.steps]
             scores = policy.scores(groups)
             if old is None:
                 old = scores.logprobs.detach()

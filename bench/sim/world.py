@@ -16,7 +16,7 @@ import trio
 
 from bench.sim.adam import StackedAdam
 from bench.sim.node import Meeting, Node
-from bench.sim.plan import History, Plan, digest, mean
+from bench.sim.plan import HeldOut, History, Plan, digest, mean
 from bench.sim.stack import StackedPolicy
 from bench.sim.step import Step
 from bench.sim.tasks import MAX_NEW_TOKENS, Codec, Verifiers, mix_of
@@ -60,7 +60,7 @@ class Swarm:
         self.plan = plan
         self.codec = codec
         self._parts = list(parts)
-        self._adams = [StackedAdam(part, lr=plan.lr) for part in parts]
+        self._adams = [StackedAdam(part, plan.lr) for part in parts]
         counts = [part.nodes for part in parts]
         self.count = sum(counts)
         self._places = [(number, at) for number, count in enumerate(counts) for at in range(count)]
@@ -78,17 +78,17 @@ class Swarm:
         self.history = History()
 
     async def run(self, held_out_every: int = 0, on_tick: Callable[[int], None] = lambda tick: None) -> History:
-        """All ticks. With `held_out_every` the accuracy on held-out tasks is measured that often, and before."""
+        """All ticks. With `held_out_every` nodes are measured on held-out tasks that often, and before."""
         self.nodes = [Node(self, number) for number in range(self.count)]
         for node in self.nodes:
             await node.open()
         if held_out_every:
-            self.history.held_out[0] = await self.accuracy()
+            self.history.held_out[0] = await self.measure()
         for tick in range(1, self.plan.rounds + 1):
             self.tick = tick
             await self._one_tick()
             if held_out_every and tick % held_out_every == 0:
-                self.history.held_out[tick] = await self.accuracy()
+                self.history.held_out[tick] = await self.measure()
             on_tick(tick)
         for node in self.nodes:
             node.pool.close()
@@ -98,8 +98,6 @@ class Swarm:
         plan = self.plan
         if plan.reset_every and self.tick % plan.reset_every == 0:
             self._reset(self.tick // plan.reset_every % len(self.honest))
-        for adam in self._adams:
-            adam.lr = plan.lr * (1.0 + (plan.lr_end - 1.0) * (self.tick - 1) / max(1, plan.rounds - 1))
         due = [node for node in self.nodes if self.tick % plan.speeds[node.number % len(plan.speeds)] == 0]
         learning = [node for node in due if node.number in self.honest]
         for meeting, parties in ((self.sample, learning), (self.deliver, due), (self.update, learning)):
@@ -197,8 +195,8 @@ class Swarm:
         )
         return Group(self.codec.prompt(scored.group.task.prompt), rows)
 
-    async def accuracy(self, per_kind: int = 16, samples: int = 2) -> list[float]:
-        """Share of right answers, sampled at temperature 1, to prompts that nobody trains on: one number a node."""
+    async def measure(self, per_kind: int = 16, samples: int = 8) -> list[HeldOut]:
+        """Each honest node on prompts that nobody trains on, sampled at temperature 1."""
         stream = await TaskStream.open(
             cast(Sandbox, self.verifiers), mix_of(self.files), seed=digest("held out"), held_out=True
         )
@@ -209,9 +207,8 @@ class Swarm:
         found = []
         for node in self.honest:
             scores = [
-                score
+                await self.verifiers.score(task, [self.codec.text(s.tokens) for s in group])
                 for task, group in zip(tasks, sampled[node], strict=True)
-                for score in await self.verifiers.score(task, [self.codec.text(s.tokens) for s in group])
             ]
-            found.append(mean(scores))
+            found.append(HeldOut(mean([s for group in scores for s in group]), mean([max(group) for group in scores])))
         return found

@@ -7,6 +7,7 @@ import torch
 
 from rl.learner import Learner
 from rl.rollouts import Completion, RolloutGroup, Sampling
+from rl.settings import TrainingSettings
 from tests.rl.learning import (
     UNCLIPPED,
     MakeLearner,
@@ -169,11 +170,16 @@ def test_kl_holds_the_policy_near_the_base(make_learner: MakeLearner, tasks: lis
         assert distances[1] < distances[0]
 
 
-def test_warm_up(make_learner: MakeLearner, tasks: list[Task]) -> None:
-    learner = make_learner(training={"lr": 0.4, "warmup_steps": 4})
+def test_the_learning_rate_rises_stays_and_falls(make_learner: MakeLearner, tasks: list[Task]) -> None:
+    learner = make_learner(training={"lr": 0.4, "warmup_steps": 4, "decay_after": 5})
     groups = [scored(g, [1, 0]) for g in learner.generate(tasks, Sampling(2, 8), 1)]
-    rates = [learner.update(groups, 0).learning_rate for _ in range(5)]
-    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+    rates = [learner.update(groups, 0).learning_rate for _ in range(6)]
+    assert rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4 * (5 / 6) ** 0.5])
+
+
+def test_a_learning_rate_that_is_to_stay_does() -> None:
+    assert TrainingSettings(lr=0.4, decay_after=0).rate(10**6) == 0.4
+    assert TrainingSettings(lr=0.4, decay_after=100).rate(10**4) == pytest.approx(0.04)
 
 
 def test_progress_moves_within_an_optimiser_step(make_learner: MakeLearner) -> None:
