@@ -95,7 +95,7 @@ def _shown(row: Mapping[str, Any]) -> list[str]:
         "" if math.isnan(row["held out"]) else f"{row['held out']:.3f}",
         "" if math.isnan(row["solved"]) else f"{row['solved']:.3f}",
         f"{row['worst node']:.2f}",
-        f"{row['groups made']:.0f}",
+        f"{row['groups']:.0f}",
         f"{row['informative']:.1f}",
         f"{row['external']:.1f}",
         f"{row['tokens']:.0f}",
