@@ -1,15 +1,19 @@
 """The simulated swarm, with policies that have been taught one kind of task for a moment."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from bench.sim.jobs import Job
-from bench.sim.plan import History, Plan
+from bench.sim import report
+from bench.sim.jobs import Job, Outcome
+from bench.sim.plan import HeldOut, History, Plan
 from bench.sim.pretrain import specialise
 from bench.sim.regimes import CONFIGURATIONS, default_plan
+from bench.sim.sections import Section
 from bench.sim.stack import Shape, StackedPolicy
 from bench.sim.step import CLIP_HIGH, CLIP_LOW, MAX_NORM
 from bench.sim.tasks import Codec, Kind, Lessons, Verifiers, load_kinds, write_files
@@ -137,3 +141,41 @@ def test_jobs_are_told_apart_by_all_that_matters() -> None:
     assert job.key == Job("specialists", 1, replace(PLAN)).key
     others = [Job("sparse", 1, PLAN), Job("specialists", 2, PLAN), Job("specialists", 1, replace(PLAN, lr=1e-3))]
     assert len({job.key, *(other.key for other in others)}) == 4
+
+
+def outcome(cumulative: float) -> Outcome:
+    return Outcome(
+        reward=[cumulative / 2] * 2,
+        entropy=[0.5] * 2,
+        held_out={2: HeldOut(0.25, 0.75)},
+        cumulative=cumulative,
+        worst=0.1,
+        final=0.2,
+        generated=64,
+        informative=1.5,
+        external=0.0,
+        tokens=30.0,
+        refused=1,
+        judged=4,
+        threshold=None,
+        seconds=1.0,
+    )
+
+
+def test_tables_compare_runs_of_the_same_seeds(tmp_path: Path) -> None:
+    rows = {
+        name: [Job("specialists", 1, replace(CONFIGURATIONS[name], seed=seed)) for seed in (1, 2)]
+        for name in ("8/0", "default")
+    }
+    found = zip([job for jobs in rows.values() for job in jobs], (1.0, 3.0, 2.0, 2.5), strict=True)
+    outcomes = {job: outcome(cumulative) for job, cumulative in found}
+    section = Section("Two seeds", rows, curves=("8/0", "default"))
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(report.table(section, outcomes))
+    [line] = [line for line in console.export_text().splitlines() if "default" in line]
+    for shown in ("2.25", "+12 %", "1 of 2", "0.250", "0.750", "64", "25.0 %"):
+        assert shown in line
+    report.write_csv([section], outcomes, tmp_path / "tables.csv")
+    assert len((tmp_path / "tables.csv").read_text().splitlines()) == 3
+    report.draw(section, outcomes, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
