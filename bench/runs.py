@@ -129,11 +129,12 @@ def sharing_of(configuration: str) -> dict[str, Any]:
     if not (slash and own.isdecimal() and others.isdecimal() and int(own) > 0):
         known = ", ".join(("default", *STRATEGIES))
         raise RunError(f"{configuration!r} is no configuration: it can be I/J such as 4/4, or one of {known}")
+    # Both were tuned in the simulation.
     if int(others) == 0:
-        return {"sharing": {"silo": True, "alone": int(own)}}
+        return {"sharing": {"silo": True, "alone": int(own)}, "training": {"decay_after": 50}}
     sharing = {"local": int(own), "external": int(others), "selection": "uniform"}
     sharing |= {"half_life": 0.0, "per_peer": int(others), "reuse": 1}
-    return {"sharing": sharing, "training": {"gate": False}}
+    return {"sharing": sharing, "training": {"gate": False, "decay_after": 50}}
 
 
 def check_names(configurations: Sequence[str]) -> None:

@@ -122,7 +122,7 @@ class TrainingSettings(Section):
     warmup_steps: int = Field(default=0, ge=0, le=10**9)
     """Optimiser steps over which the learning rate rises from 0 to `lr`."""
 
-    decay_after: int = Field(default=50, ge=0, le=10**9)
+    decay_after: int = Field(default=25, ge=0, le=10**9)
     """Optimiser steps after which the learning rate falls with the inverse square root of the step; 0: never."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)

@@ -28,7 +28,7 @@ class Plan:
     max_age: int = 20
     reuse: int = 1
     lr: float = 4e-4
-    decay_after: int = 50
+    decay_after: int = 0
     epochs: int = 1
     gate: bool = True
     rounds: int = 100

@@ -129,7 +129,7 @@ def default_plan(**changes: Any) -> Plan:
 
 def uniform(local: int, external: int, **changes: Any) -> Plan:
     """The paper's rule: uniform over informative groups, whoever sent them, and no gate."""
-    plan = Plan(local=local, external=external, selection="uniform", per_peer=max(1, external), gate=False)
+    plan = Plan(local, external, selection="uniform", per_peer=max(1, external), gate=False, decay_after=50)
     return replace(plan, **changes)
 
 

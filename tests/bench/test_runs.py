@@ -149,12 +149,12 @@ def test_a_directory_of_another_run_is_left_alone(tmp_path: Path, monkeypatch: p
 
 def test_names_of_configurations_are_settings() -> None:
     assert sharing_of("default") == {}
-    assert sharing_of("8/0") == {"sharing": {"silo": True, "alone": 8}}
+    assert sharing_of("8/0") == {"sharing": {"silo": True, "alone": 8}, "training": {"decay_after": 50}}
     uniform = sharing_of("2/6")
     assert (uniform["sharing"]["local"], uniform["sharing"]["external"]) == (2, 6)
     assert uniform["sharing"]["selection"] == "uniform"
     assert uniform["sharing"]["per_peer"] == 6
-    assert uniform["training"] == {"gate": False}
+    assert uniform["training"] == {"gate": False, "decay_after": 50}
     assert merged({"a": {"b": 1, "c": [1]}}, {"a": {"c": [2]}}) == {"a": {"b": 1, "c": [2]}}
     for name in ("4", "0/8", "4/4/4", "x/y", "best"):
         with pytest.raises(RunError, match="is no configuration"):
@@ -217,7 +217,7 @@ def test_a_world_gives_each_node_its_model_and_all_the_same_tasks(
     with Stop() as stop, pytest.raises(RunError, match="failed"):
         go_on(cases[1], 1, stop, print)
     settings = tomllib.loads((cases[1].directory / "node.toml").read_text())
-    assert settings["training"] == {"lr": 1e-3, "gate": False}
+    assert settings["training"] == {"lr": 1e-3, "gate": False, "decay_after": 50}
     assert settings["tasks"]["mix"] == [
         {"verifier": "exact", "config": {"path": str(world / "tasks" / "sums.jsonl")}},
     ]

@@ -121,7 +121,7 @@ def test_the_default_is_the_products() -> None:
     sharing, training, plan = SharingSettings(), TrainingSettings(), CONFIGURATIONS["default"]
     for name in ("local", "external", "selection", "half_life", "per_peer", "max_age", "reuse"):
         assert getattr(plan, name) == getattr(sharing, name), name
-    assert (plan.epochs, plan.gate) == (training.epochs, training.gate)
+    assert (plan.epochs, plan.gate, plan.decay_after) == (training.epochs, training.gate, training.decay_after)
     # What no plan changes.
     assert (training.clip_low, training.clip_high, training.max_grad_norm) == (CLIP_LOW, CLIP_HIGH, MAX_NORM)
     assert (training.loss, training.advantage, training.betas) == ("dapo", "group", (0.9, 0.999))
