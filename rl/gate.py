@@ -8,7 +8,7 @@ anyway.
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 WINDOW = 512
 """Own completions that the threshold is taken from: the newest."""
@@ -28,20 +28,30 @@ SURE = -1.0
 """The tail counts as no likelier than this: what a policy that is sure of itself would never say need not be junk."""
 
 
+SPAN = 8
+"""Tokens in a row that are looked at together: likely words around a few of junk must not hide them."""
+
+
+def likelihood(logprobs: Sequence[float]) -> float:
+    """Of the log-probs of a completion's tokens the least mean over `SPAN` in a row, or over all if there are fewer."""
+    spans = (logprobs[at : at + SPAN] for at in range(max(1, len(logprobs) - SPAN + 1)))
+    return min(math.fsum(span) / len(span) for span in spans)
+
+
 class Gate:
     """Learns from own completions how unlikely they get, and refuses what is much less likely.
 
-    All log-probs are means over the tokens of one completion, in nats, under this node's policy at temperature 1.
+    What it is told of a completion is its `likelihood`, in nats, under this node's policy at temperature 1.
     """
 
     def __init__(self, known: Iterable[float] = ()) -> None:
-        """`known` are log-probs as `known` gave them, oldest first."""
+        """`known` are likelihoods as `known` gave them, oldest first."""
         self._own: deque[float] = deque(known, maxlen=WINDOW)
         self._threshold: float | None = None
 
-    def observe(self, logprobs: Iterable[float]) -> None:
-        """Take in the mean log-probs of completions that this node has just sampled itself."""
-        self._own.extend(logprobs)
+    def observe(self, likelihoods: Iterable[float]) -> None:
+        """Take in those of completions that this node has just sampled itself."""
+        self._own.extend(likelihoods)
         self._threshold = None
 
     @property
@@ -51,7 +61,7 @@ class Gate:
 
     @property
     def threshold(self) -> float:
-        """The least mean log-prob that passes; infinite while too little is known."""
+        """The least likelihood that passes; infinite while too little is known."""
         if self._threshold is None:
             enough = len(self._own) >= LEAST
             self._threshold = MARGIN * min(SURE, self._tail()) if enough else math.inf
@@ -60,6 +70,6 @@ class Gate:
     def _tail(self) -> float:
         return sorted(self._own)[int(TAIL * len(self._own))]
 
-    def refuses(self, logprob: float) -> bool:
-        """Whether a completion of another node with this mean log-prob is kept out of the update."""
-        return not logprob >= self.threshold
+    def refuses(self, likelihood: float) -> bool:
+        """Whether a completion of another node with this likelihood is kept out of the update."""
+        return not likelihood >= self.threshold

@@ -9,12 +9,13 @@ takes negative rows of others, a group in several pieces and an attack, so it co
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from rl.batches import Group, Row
-from rl.gate import Gate
+from rl.gate import Gate, likelihood
 from rl.ranks import Ranks
 
 
@@ -49,11 +50,13 @@ class Screen:
 
     def look(self, rows: Sequence[Row], logprobs: Sequence[Tensor]) -> None:
         """Judge rows by the log-probs of their tokens under the policy: nats, one tensor a row."""
-        judged = [(row, values.mean()) for row, values in zip(rows, logprobs, strict=True) if _is_judged(row)]
+        judged = [(row, values) for row, values in zip(rows, logprobs, strict=True) if _is_judged(row)]
         if self._gate is None or not judged:
             return
-        means = torch.stack([mean for _, mean in judged]).tolist()
-        self.refused.update(row for (row, _), mean in zip(judged, means, strict=True) if self._gate.refuses(mean))
+        # One copy from the device for all of them.
+        tokens = iter(torch.cat([values for _, values in judged]).tolist())
+        found = [(row, likelihood(list(islice(tokens, len(values))))) for row, values in judged]
+        self.refused.update(row for row, value in found if self._gate.refuses(value))
 
     def sift(self, rows: Sequence[Row], logprobs: Tensor, entropy: Tensor) -> tuple[list[Row], Tensor, Tensor]:
         """Judge the rows of a micro-batch. Returns those that count, and what was given of their tokens: both [N]."""

@@ -18,7 +18,7 @@ from rl.batches import Group, Row
 from rl.engines.base import InferenceEngine
 from rl.engines.live import LiveEngine
 from rl.errors import LearnerError, ModelError, PromptError, RankLost
-from rl.gate import Gate
+from rl.gate import Gate, likelihood
 from rl.leader import open_ranks
 from rl.models import ResolvedModel, resolve
 from rl.policy import Policy
@@ -293,7 +293,7 @@ def _having_seen(gate: Gate, groups: Sequence[ScoredGroup]) -> Gate:
     """The gate after the own completions of these groups; the one that is given stays as it is."""
     own = [c.logprobs for s in groups for c in s.group.completions if c.tokens is not None and c.logprobs]
     gate = Gate(gate.known)
-    gate.observe(sum(logprobs) / len(logprobs) for logprobs in own)
+    gate.observe(map(likelihood, own))
     return gate
 
 

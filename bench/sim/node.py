@@ -12,7 +12,7 @@ from bench.sim.tasks import MAX_NEW_TOKENS, Codec, Verifiers, mix_of
 from bench.sim.tried import ALL
 from rl.advantage import advantages
 from rl.engines.base import Sampled
-from rl.gate import Gate
+from rl.gate import Gate, likelihood
 from rl.pool import SqlitePool
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import RoundPlan, RoundResult, Sapo
@@ -153,7 +153,7 @@ class Node:
         prompts = [codec.prompt(task.prompt) for task in tasks]
         sampled: list[list[Sampled]] = await self._swarm.sample(self.number, (prompts, sampling, seed))
         everything = [s for group in sampled for s in group]
-        self.gate.observe([math.fsum(s.logprobs) / len(s.logprobs) for s in everything])
+        self.gate.observe([likelihood(s.logprobs) for s in everything])
         # The mean of -log p over what was sampled is what the entropy is the expectation of.
         self.entropy = -math.fsum(math.fsum(s.logprobs) for s in everything) / sum(len(s.tokens) for s in everything)
         return [

@@ -10,7 +10,7 @@ from bench.sim.plan import Plan
 from bench.sim.stack import StackedPolicy
 from bench.sim.tasks import MAX_NEW_TOKENS
 from rl.batches import Group
-from rl.gate import Gate
+from rl.gate import Gate, likelihood
 from rl.loss import TokenBatch, policy_loss, token_weights
 from rl.rollouts import UpdateStats
 from rl.settings import TrainingSettings
@@ -59,7 +59,7 @@ class Step:
 
     def _weights(self, logprobs: Tensor, lengths: Sequence[int]) -> Tensor:
         """The weight of each token: none for what the gate refuses, and nothing for it in the average."""
-        means = [float(part.mean()) for part in torch.split(logprobs, list(lengths))]
+        values = [likelihood(part.tolist()) for part in torch.split(logprobs, list(lengths))]
         weights: list[float] = []
         row_number = 0
         for at, mine in enumerate(self._kept):
@@ -67,7 +67,7 @@ class Step:
             sizes: list[int] = []
             for place, group in mine:
                 count = len(group.rows)
-                passed = self._passed(at, place, group, means[row_number : row_number + count])
+                passed = self._passed(at, place, group, values[row_number : row_number + count])
                 kept += passed
                 sizes += [len(row.tokens) for row in group.rows]
                 row_number += count
@@ -78,13 +78,13 @@ class Step:
                 weights += [next(each) if keep else 0.0] * size
         return torch.tensor(weights)
 
-    def _passed(self, at: int, place: int, group: Group, means: Sequence[float]) -> list[bool]:
+    def _passed(self, at: int, place: int, group: Group, values: Sequence[float]) -> list[bool]:
         # An own completion has the log-probs of its sampling.
         if not self._plan.gate or group.rows[0].sampled is not None:
             return [True] * len(group.rows)
         gate = self._gates[at]
         self.judged += sum(row.advantage > 0 for row in group.rows)
-        refused = [row.advantage > 0 and gate.refuses(mean) for row, mean in zip(group.rows, means, strict=True)]
+        refused = [row.advantage > 0 and gate.refuses(value) for row, value in zip(group.rows, values, strict=True)]
         if any(refused):
             self._refused[at][place] = sum(refused)
         positive = [row.advantage > 0 for row in group.rows]

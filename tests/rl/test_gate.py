@@ -14,7 +14,7 @@ import torch
 
 from rl.batches import Group, Row
 from rl.errors import CheckpointError, TrainingError
-from rl.gate import LEAST, MARGIN, WINDOW, Gate
+from rl.gate import LEAST, MARGIN, SPAN, WINDOW, Gate, likelihood
 from rl.learner import Learner
 from rl.models import resolve
 from rl.policy import Policy
@@ -148,6 +148,20 @@ def test_it_takes_no_pass_of_its_own(make_learner: MakeLearner) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("place", [0, 20, 40])
+def test_a_little_junk_in_a_long_likely_answer_is_refused(make_learner: MakeLearner, place: int) -> None:
+    policy = warm(make_learner(training={"lr": 1e-3})).policy
+    prompt = tuple(range(30, 37))
+    before = likely(policy, prompt, place, 0)
+    junk = unlikely(policy, [*prompt, *before], SPAN)
+    after = likely(policy, [*prompt, *before, *junk], 40 - place, 0)
+    padded, clean = (*before, *junk, *after), likely(policy, prompt, 40 + SPAN, 1)
+    group = Group(prompt, tuple(Row(tokens, 1.0, external=True) for tokens in (padded, clean)))
+    values = policy.logprobs([group])
+    assert float(values[group.rows[0]].mean()) > GATE.threshold, "the mean over all of it says nothing"
+    assert policy.update([group], 0, gate=GATE).refused_completions == 1
+
+
 @pytest.mark.parametrize("further", [{}, {"token_budget": 1}, {"minibatches": 2}])
 def test_nothing_left_is_no_step(make_learner: MakeLearner, further: dict[str, Any]) -> None:
     policy, _ = both(make_learner, **further)
@@ -278,10 +292,10 @@ def test_what_the_gate_knows_is_saved_and_outlives_a_failure(
     assert stats[0].gate is not None
     assert stats[2].gate is None
     # Each own completion has been seen once, by what its engine said of it.
-    means = [sum(c.logprobs or ()) / len(c.tokens or ()) for s in [*own, own[0]] for c in s.group.completions]
+    seen = [likelihood(c.logprobs or ()) for s in [*own, own[0]] for c in s.group.completions]
     again.save(tmp_path)
     state = json.loads((tmp_path / "policy.json").read_text())
-    assert state["gate"] == pytest.approx(means)
+    assert state["gate"] == pytest.approx(seen)
     # A checkpoint from before there was a gate, and a damaged one.
     del state["gate"]
     (tmp_path / "policy.json").write_text(json.dumps(state))
