@@ -46,13 +46,15 @@ class Outcome:
     """What came of a run. Rewards are the nodes' own rollouts' alone; lists have an entry a tick.
 
     `cumulative` is the sum over ticks of the mean over (honest) nodes of each node's newest reward; `worst` the same of
-    the node that has least of it, `final` the mean of the last tenth. `generated` counts groups, `informative`,
-    `external` and `tokens` are those of a node's update on average. Of `judged` completions of others the gates
-    `refused` some. `held_out` maps a tick to the mean over nodes.
+    the node that has least of it, `final` the mean of the last tenth, and `poisoned` the share of completions with
+    poison in them there. `generated` counts groups, `informative`, `external` and `tokens` are those of a node's update
+    on average. Of `judged` completions of others the gates `refused` some. `held_out` maps a tick to the mean over
+    nodes.
     """
 
     reward: list[float]
     entropy: list[float]
+    poisoned: float
     held_out: dict[int, HeldOut]
     cumulative: float
     worst: float
@@ -112,6 +114,7 @@ def _outcome(history: History, seconds: float) -> Outcome:
     return Outcome(
         reward=reward,
         entropy=history.entropy,
+        poisoned=mean(history.poisoned[-last:]),
         held_out={
             tick: HeldOut(mean([each.accuracy for each in found]), mean([each.solved for each in found]))
             for tick, found in history.held_out.items()

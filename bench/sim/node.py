@@ -3,10 +3,11 @@
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from bench.sim.attacks import ATTACKS, completions, poisoned
 from bench.sim.plan import History, Plan, digest
 from bench.sim.tasks import MAX_NEW_TOKENS, Codec, Verifiers, mix_of
 from bench.sim.tried import ALL
@@ -25,26 +26,6 @@ ECHO = "echo"
 """Under this name a node's own groups come back to it where it replays them."""
 
 
-JUNK = "#@~^|$%&"
-
-
-@dataclass(frozen=True)
-class Attack:
-    """Groups of `size` completions, `right` of them right behind so many `symbols` of junk."""
-
-    size: int
-    right: int
-    symbols: int
-
-
-ATTACKS = {
-    "silent": Attack(0, 0, 0),
-    "junk": Attack(8, 4, 3),
-    "symbol": Attack(8, 4, 1),
-    "rare symbol": Attack(64, 1, 1),
-}
-
-
 class Meeting(Protocol):
     """Where nodes wait for each other; see `bench.sim.world.Together`."""
 
@@ -61,6 +42,7 @@ class Around(Protocol):
     files: Sequence[Path]
     verifiers: Verifiers
     honest: range
+    sent: list[ScoredGroup]
     history: History
     sample: Meeting
     deliver: Meeting
@@ -78,6 +60,7 @@ class Node:
         self.gate = Gate()
         self.entropy = 0.0
         self.informative = 0
+        self.poisoned = 0.0
         self.rounds = 0
         self.pool = SqlitePool(Path(":memory:"), self.name)
         self._swarm = swarm
@@ -133,17 +116,20 @@ class Node:
         self.gate = Gate()
 
     async def _attack(self) -> list[ScoredGroup]:
-        """Groups of which some completions are right behind junk, another one each."""
         attack = ATTACKS[self._plan.attack]
+        if attack.copies:
+            stolen = self._random.sample(self._swarm.sent, min(self._plan.local, len(self._swarm.sent)))
+            return [replace(group, origin=self.name, round=self.rounds) for group in stolen]
         groups = []
-        for task in await self._stream.draw(self._plan.local if attack.size else 0):
-            junk = ["".join(self._random.choices(JUNK, k=attack.symbols)) for _ in range(attack.size)]
-            answers = [task.answer if n < attack.right else f"{n}" for n in range(attack.size)]
-            completions = tuple(Completion(f"{one}{answer}", True) for one, answer in zip(junk, answers, strict=True))
-            rewards = tuple(await self._swarm.verifiers.score(task, [c.text for c in completions]))
-            group = RolloutGroup(task, completions, 0)
+        for task in await self._stream.draw(self._plan.local) if attack.answers else ():
+            assert attack.answers is not None
+            answers = attack.answers(task, self.rounds / self._plan.rounds, self._random)
+            claimed = [reward for _, reward in answers]
+            found = await self._swarm.verifiers.score(task, [text for text, _ in answers])
+            rewards = tuple(claimed if self._plan.trusting else found)
+            group = RolloutGroup(task, completions(answers), 0)
             groups.append(ScoredGroup(group, self.name, self.rounds, rewards, advantages(rewards)))
-        return groups
+        return [group for group in groups if group.informative]
 
     # rl.protocols.Learner
 
@@ -156,6 +142,7 @@ class Node:
         self.gate.observe([likelihood(s.logprobs) for s in everything])
         # The mean of -log p over what was sampled is what the entropy is the expectation of.
         self.entropy = -math.fsum(math.fsum(s.logprobs) for s in everything) / sum(len(s.tokens) for s in everything)
+        self.poisoned = poisoned([codec.text(s.tokens) for s in everything])
         return [
             RolloutGroup(
                 task,

@@ -17,7 +17,8 @@ class Plan:
     `delay` rounds pass before a group arrives; with `delay_up_to` the delay of each is drawn from 0 to that. `loss` is
     the chance that a group is lost on its way to one receiver. Node n takes part in every `speeds[n]`-th tick (the
     speeds repeat). `reset_every` ticks one node in turn starts over from its first policy. The last `hostile` nodes
-    send what `attack` says (see `bench.sim.node.ATTACKS`), to verifiers that skip junk if they are `lenient`.
+    send what `attack` says (see `bench.sim.attacks`), to verifiers that skip junk if they are `lenient`, to nodes that
+    believe what is claimed of rewards if they are `trusting`.
     """
 
     local: int = 4
@@ -46,6 +47,7 @@ class Plan:
     hostile: int = 0
     attack: str = "junk"
     lenient: bool = False
+    trusting: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class History:
 
     reward: list[float] = field(default_factory=list)
     entropy: list[float] = field(default_factory=list)
+    poisoned: list[float] = field(default_factory=list)
     informative: list[float] = field(default_factory=list)
     external: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)

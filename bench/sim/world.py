@@ -70,6 +70,7 @@ class Swarm:
         self.honest = range(self.count - plan.hostile)
         self.tick = 0
         self._network = random.Random(f"{plan.seed}/network")
+        self.sent: list[ScoredGroup] = []
         self._on_the_way: list[tuple[int, int, ScoredGroup]] = []
         self.sample: Meeting = Together(self._sample)
         self.deliver: Meeting = Together(self._deliver)
@@ -116,6 +117,7 @@ class Swarm:
         history.reward.append(mean([result.reward_local for result in results.values()]))
         history.entropy.append(mean([node.entropy for node in nodes]))
         history.informative.append(mean([node.informative for node in nodes]))
+        history.poisoned.append(mean([node.poisoned for node in nodes]))
         history.external.append(mean([len(result.external) for result in results.values()]))
         history.tokens.append(mean([r.stats.tokens_trained if r.stats else 0 for r in results.values()]))
         history.threshold.append(mean([node.gate.threshold for node in nodes]))
@@ -154,6 +156,7 @@ class Swarm:
 
     def _deliver(self, sent: Mapping[int, Sequence[ScoredGroup]]) -> dict[int, int]:
         plan = self.plan
+        self.sent = [group for sender, groups in sent.items() if sender in self.honest for group in groups]
         for sender, groups in sent.items():
             for receiver in self.nodes:
                 if (receiver.number == sender) != plan.replay or receiver.number not in self.honest:
