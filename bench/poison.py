@@ -1,10 +1,10 @@
 """What can hostile nodes do to a swarm? `python -m bench.poison [--seeds 2] [--hostile 1 2]`.
 
-Eight simulated nodes (`bench.sim`) by the product's defaults, of which the last one or two are hostile. Verifiers are the
-worst that a swarm can have: they skip whatever stands before a right answer. Each attack is made on nodes without any
-defence, which believe what others claim of rewards; on nodes that score all again themselves; and on those that refuse
-what is too unlikely as well, as the product does. Told are the honest nodes' cumulative reward, and the share of their
-own completions with some of the poison in them in the last tenth of the run.
+Eight simulated nodes (`bench.sim`) by the product's defaults, of which the last one or two are hostile. Verifiers are
+the worst that a swarm can have: they skip whatever stands before a right answer. Each attack is made on nodes without
+any defence, which believe what others claim of rewards; on nodes that score all again themselves; and on those that
+refuse what is too unlikely as well, as the product does. Told are the honest nodes' cumulative reward, and the share of
+their own completions with some of the poison in them in the last tenth of the run.
 """
 
 import argparse
