@@ -171,7 +171,7 @@ def _model(config: Config) -> Iterator[Check]:
 
 def _verifiers(config: Config) -> Iterator[Check]:
     async def try_out() -> list[Check]:
-        async with open_sandbox(config.verifiers) as sandbox:
+        async with open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox:
             await sandbox.ready()
             checks = [_isolation(limit, done) for limit, done in sandbox.isolation.items()]
             try:
