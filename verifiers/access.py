@@ -93,8 +93,18 @@ def belongings(argv: Sequence[str], path: str) -> list[str]:
         for each in {file, file.resolve()}:
             found.add(each)
             # bin/python and bin/node need the folder above, with lib and the like.
-            found.add(each if each.is_dir() else each.parent.parent if each.parent.name == "bin" else each.parent)
+            folder = each if each.is_dir() else each.parent.parent if each.parent.name == "bin" else each.parent
+            found.update([folder, *_linked(folder)])
     return sorted(str(each) for each in found if each.is_file() or not _too_much(each))
+
+
+def _linked(environment: Path) -> Iterator[Path]:
+    """What a virtual environment of Python imports from elsewhere: sources that are installed as editable."""
+    if (environment / "pyvenv.cfg").is_file():
+        for file in environment.glob("lib/python*/site-packages/*.pth"):
+            for line in file.read_text(errors="replace").splitlines():
+                if os.path.isabs(line) and os.path.isdir(line):
+                    yield Path(line).resolve()
 
 
 def _too_much(folder: Path) -> bool:

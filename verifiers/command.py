@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,6 +42,9 @@ _PASSED = (
     *("TZ", "USER", "XDG_CACHE_HOME"),
 )
 """Variables of the node that the program gets. Others, which may hold keys, are given by `env NAME=... program`."""
+
+_REFUSALS = ("MemoryError", "not permitted", "ermission denied", "ead-only file system", "unreachable", "PermissionError")
+"""What programs say who were refused what they are not known to need."""
 
 T = TypeVar("T")
 
@@ -274,8 +278,9 @@ class Program:
         """What the launcher says of the confinement, which it has written when the program begins."""
         number, self._report = self._report, None
         if number is not None:
-            if readable(number):
-                self.isolation = json.loads(os.read(number, 4096))
+            os.set_blocking(number, False)
+            with suppress(BlockingIOError):
+                self.isolation = json.loads(os.read(number, 4096) or b"{}")
             os.close(number)
 
     async def _exchange(self, process: _Running, line: bytes) -> bytes:
@@ -310,6 +315,8 @@ class Program:
     def _complaint(self, what: str) -> str:
         said = self._log.read_bytes()[-_QUOTED_LOG:].decode("utf-8", "replace").strip()
         tail = f"; its standard error ends: {said}" if said else ""
+        if any(hint in said for hint in _REFUSALS) and "everything" not in self._needs:
+            tail += f" ([verifiers.commands.{self._name}] needs says what it may use)"
         return f"the program of [verifiers.commands.{self._name}] ({self._argv[0]}) {what}{tail}"
 
 

@@ -297,3 +297,171 @@ def test_no_attack_changes_a_file_or_ends_its_process(campaign: Campaign) -> Non
     assert len(campaign.changes["free"]) > len(PRECIOUS)
     assert (campaign.changes["worker"], campaign.changes["program"]) == ([], [])
     assert not set(campaign.outcomes) - {"scored", "raised"} - {"memory"}
+
+
+@dataclass
+class Case:
+    """A folder, with a program that executes what it is given and a verifier that does."""
+
+    folder: Path
+    script: Path
+
+    async def score(self, codes: list[str], needs: list[str] | None = None, seconds: float = 20.0) -> list[float]:
+        """What a program with these needs makes of each piece of code."""
+        command = CommandSettings(argv=[sys.executable, str(self.script)], needs=needs or [])
+        settings = VerifierSettings(answer_seconds=seconds, disk_mb=8, commands={"program": command})
+        async with open_sandbox(settings, [self.folder / "node"]) as sandbox:
+            task = await _task(sandbox, "program")
+            return await sandbox.score(task, [_text(code, {"FOLDER": str(self.folder)}) for code in codes])
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setenv("PYTHONPATH", str(_site(tmp_path)))
+    script = tmp_path / "scripts" / "program.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAM)
+    return Case(tmp_path, script)
+
+
+async def test_a_reply_before_its_request_is_no_reply(case: Case) -> None:
+    """An overtaken worker knows the number of the next request, and puts replies to it right behind its last one."""
+    code = """
+import sys
+from verifiers.process import Channel
+from verifiers.codec import pack
+send = Channel.send
+def early(self, value):
+    if value[1] != 'ok':
+        return send(self, value)
+    Channel.send = send
+    values = [value, *([value[0] + 1, *rest] for rest in (['ready'], ['reward', 1.0, 'scored'], ['ok', None]))]
+    frames = [pack(each) for each in values]
+    self._socket.sendall(b''.join(len(frame).to_bytes(4, 'big') + frame for frame in frames))
+Channel.send = early
+"""
+    async with open_sandbox(VerifierSettings()) as sandbox:
+        task = await _task(sandbox, "worker")
+        assert await sandbox.score(task, [code]) == [0]
+        assert sandbox.restarts == 0
+        assert await sandbox.score(task, ["got = False", "got = True"]) == [0, 1]
+        assert sandbox.restarts == 1
+
+
+@pytest.mark.parametrize("way", ["ends", "hangs", "is ended"])
+async def test_nothing_that_a_program_started_outlives_it(case: Case, way: str) -> None:
+    """Not even what left its session, and has no parent that anybody could know it by."""
+    mark = f"{time.time_ns() % 10**9 + 10**6}"
+    flee = f"""
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execvp('sleep', ['sleep', '{mark}'])
+    os._exit(0)
+os.wait()
+while b'{mark}' not in subprocess.run(['cat', *__import__('glob').glob('/proc/[0-9]*/cmdline')],
+                                      capture_output=True).stdout:
+    time.sleep(0.02)
+"""
+    codes = [flee + {"ends": "os._exit(1)", "hangs": "time.sleep(1000)", "is ended": "got = True"}[way]]
+    rewards = await case.score(codes, seconds=3.0)
+    assert rewards == [float(way == "is ended")]
+    with trio.move_on_after(5):
+        while left := [process for process in psutil.process_iter() if mark in _arguments(process)]:
+            await trio.sleep(0.02)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def test_a_program_does_what_programs_do(case: Case) -> None:
+    """Its own files, modules and libraries, temporary files, processes, pipes and locks are there."""
+    (case.script.parent / "beside.py").write_text("VALUE = 7")
+    (case.script.parent / "data.txt").write_text("data")
+    codes = [
+        f"got = open({str(case.script.parent / 'data.txt')!r}).read() == 'data'",
+        f"import sys; sys.path.insert(0, {str(case.script.parent)!r}); import beside; got = beside.VALUE == 7",
+        "import sqlite3, ssl, numpy; got = numpy.ones(3).sum() == 3",
+        "got = subprocess.run(['sh', '-c', 'echo $((6 * 7)) | cat'], capture_output=True).stdout == b'42\\n'",
+        "f = tempfile.NamedTemporaryFile('w+'); f.write('x'); f.seek(0); os.chmod(f.name, 0o600); got = f.read() == 'x'",
+        "import multiprocessing; p = multiprocessing.get_context('fork').Pool(2); got = p.map(abs, [-1]) == [1]",
+        "import asyncio; got = asyncio.run(asyncio.sleep(0, 1)) == 1",
+        "t = threading.Thread(target=int); t.start(); t.join(); got = True",
+        "got = open('/proc/self/status').read().count('VmRSS') == 1 and time.localtime().tm_year > 2000",
+    ]
+    assert await case.score(codes) == [1] * len(codes)
+
+
+async def test_a_program_gets_what_its_settings_say_that_it_needs(case: Case) -> None:
+    (case.folder / "models").mkdir()
+    (case.folder / "models" / "weights").write_text("x")
+    (case.folder / "out").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        codes = [
+            "got = open(FOLDER + '/models/weights').read() == 'x'",
+            "open(FOLDER + '/out/new', 'w').write('y'); got = True",
+            f"got = bool(socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=5))",
+        ]
+        assert await case.score(codes) == [0, 0, 0]
+        needs = [str(case.folder / "models"), f"write:{case.folder / 'out'}", "network"]
+        more = ["got = open(FOLDER + '/node/identity.key').read()", "s = socket.socket(socket.AF_UNIX); got = True"]
+        assert await case.score(codes + more, needs) == [1, 1, 1, 0, 0]
+    assert (case.folder / "out" / "new").read_text() == "y"
+
+
+def test_needs_that_are_none_are_explained() -> None:
+    with pytest.raises(ValueError, match="'internet' is none of network, devices, everything, nor a full path"):
+        CommandSettings(argv=["x"], needs=["internet"])
+
+
+LACKING = """
+import errno, json, sys, trio
+from verifiers import seccomp
+from verifiers.isolation import give_up_privileges
+from verifiers.sandbox import open_sandbox
+from verifiers.settings import CommandSettings, VerifierSettings
+from tests.verifiers.test_confinement import _task
+
+seccomp._NUMBERS["landlock_create_ruleset"] = (444, 444)
+give_up_privileges()
+assert seccomp.restrict([
+    seccomp.Refused("unshare"),
+    seccomp.Refused("landlock_create_ruleset", error=errno.ENOSYS),
+    seccomp.Refused("prctl", "among", 0, (22,)),
+])
+
+async def main():
+    command = CommandSettings(argv=[sys.executable, sys.argv[1]])
+    async with open_sandbox(VerifierSettings(commands={"program": command})) as sandbox:
+        scores = []
+        for way in ("worker", "program"):
+            task = await _task(sandbox, way)
+            scores += await sandbox.score(task, ["got = True", "got = False", "got = bool(__import__('os').getpid())"])
+        print(json.dumps([scores, dict(sandbox.isolation)]))
+
+trio.run(main)
+"""
+
+
+def test_a_system_that_offers_nothing_runs_verifiers_all_the_same_and_is_reported(case: Case) -> None:
+    """As an old kernel, or a container that forbids it all."""
+    environment = {**os.environ, "PYTHONPATH": f"{case.folder / 'site'}:{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [sys.executable, "-c", LACKING, str(case.script)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    scores, isolation = json.loads(done.stdout)
+    assert scores == [1, 0, 1] * 2
+    kept = {"memory", "files", "privileges", "program memory", "program privileges"}
+    assert {name for name, done in isolation.items() if done} == kept
+    assert set(isolation) - kept == {
+        *("network", "secrets", "processes", "program network", "program disk", "program processes"),
+        *("program files", "program calls"),
+    }
