@@ -43,7 +43,14 @@ _PASSED = (
 )
 """Variables of the node that the program gets. Others, which may hold keys, are given by `env NAME=... program`."""
 
-_REFUSALS = ("MemoryError", "not permitted", "ermission denied", "ead-only file system", "unreachable", "PermissionError")
+_REFUSALS = (
+    "MemoryError",
+    "not permitted",
+    "ermission denied",
+    "ead-only file system",
+    "unreachable",
+    "PermissionError",
+)
 """What programs say who were refused what they are not known to need."""
 
 T = TypeVar("T")

@@ -70,7 +70,9 @@ class WorkerLost(Exception):
 class Worker:
     """One worker process and the conversation with it. `busy` from a request's first byte to its final reply."""
 
-    def __init__(self, child: Child, settings: VerifierSettings, readable: Sequence[str], private: Sequence[str]) -> None:
+    def __init__(
+        self, child: Child, settings: VerifierSettings, readable: Sequence[str], private: Sequence[str]
+    ) -> None:
         self._child = child
         self._settings = settings
         self._private = private

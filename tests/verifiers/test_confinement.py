@@ -69,9 +69,7 @@ EVERYWHERE = {
     "has the kernel signal the node": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, VICTIM); got = True",
     "outlives the node": "got = libc.prctl(1, 0, 0, 0, 0) == 0",
     "connects over TCP": "got = bool(socket.create_connection(('127.0.0.1', TCP), timeout=2))",
-    "sends over UDP": (
-        "got = bool(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', UDP)))"
-    ),
+    "sends over UDP": ("got = bool(socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', UDP)))"),
     "connects to a service of the machine": "s = socket.socket(socket.AF_UNIX); s.connect(UNIX); got = True",
     "connects to a nameless service": "s = socket.socket(socket.AF_UNIX); s.connect(chr(0) + ABSTRACT); got = True",
     "listens": "s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); got = True",
@@ -83,9 +81,7 @@ EVERYWHERE = {
     "renames a file": "os.rename(FOLDER + '/rename', FOLDER + '/renamed'); got = True",
     "opens a file to all": "os.chmod(FOLDER + '/open', 0o666); got = True",
     "links to the key": "os.link(KEY, FOLDER + '/link'); got = True",
-    "keeps memory that stays": (
-        "i = libc.shmget(0, 4096, 0o1600); got = i != -1; got and libc.shmctl(i, 0, None)"
-    ),
+    "keeps memory that stays": ("i = libc.shmget(0, 4096, 0o1600); got = i != -1; got and libc.shmctl(i, 0, None)"),
     "becomes root in a system of its own": "got = libc.unshare(0x10000000) == 0",
     "fills the memory": "got = bool(bytearray(2**30))",
 }
