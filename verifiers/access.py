@@ -79,8 +79,8 @@ def named(config: Mapping[str, Any]) -> list[str]:
 def belongings(argv: Sequence[str], path: str) -> list[str]:
     """What a program of these arguments is made of: the folder of each file named, of an interpreter its environment.
 
-    `path` is where programs are looked for. Never a person's home as a whole, nor anything above it: of a file that lies
-    right there, the file alone.
+    `path` is where programs are looked for. Never a person's home as a whole, nor anything above it: of a file that
+    lies right there, the file alone.
     """
     found: set[Path] = set()
     for number, argument in enumerate(argv):

@@ -211,7 +211,7 @@ class Sandbox:
         return [worker.pid for worker in self._workers.values() if worker is not None]
 
     async def ready(self) -> None:
-        """Wait until every worker serves; `isolation` of workers is known then. Raises SandboxError if one cannot start."""
+        """Wait until every worker serves; `isolation` knows them then. Raises SandboxError if one cannot start."""
         for _ in self._workers:
             slot = await self._free.receive()
             try:

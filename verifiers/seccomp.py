@@ -1,8 +1,8 @@
 """Which system calls a verifier's process may make: a filter (seccomp-BPF) that the kernel runs at each of them.
 
 Written here because no library fits: Python bindings of libseccomp that install as a wheel have had no release since
-2021, need the system's libseccomp, which small images lack, and run a compiler to find it. What is needed of it is a few
-dozen instructions. The filter names what is refused, since nobody can name all that the libraries of others call;
+2021, need the system's libseccomp, which small images lack, and run a compiler to find it. What is needed of it is a
+few dozen instructions. The filter names what is refused, since nobody can name all that the libraries of others call;
 system calls that are newer than this table are refused as if the kernel were older.
 
 Sources: seccomp(2), linux/filter.h, linux/seccomp.h; the numbers are those of asm/unistd_64.h (x86-64) and

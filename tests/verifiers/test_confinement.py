@@ -1,9 +1,11 @@
-"""What code that has taken over a verifier can do to the machine: nothing. Each attack runs inside a worker and as a program
-of the verifier `command`; the same code as a program that is confined in nothing shows that it is an attack at all."""
+"""What code that has taken over a verifier can do to the machine: nothing.
+
+Each attack runs inside a worker and in a program of the verifier `command`; the same code in a program that is confined
+in nothing shows that it is an attack at all.
+"""
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -221,8 +223,10 @@ async def _attack(base: Path, site: Path, script: Path, names: dict[str, object]
                 (folder / name).write_text("precious")
                 (folder / name).chmod(0o600)
             here = {
-                **{"FOLDER": str(folder), "NAME": f"swarmnode-test-{os.getpid()}-{way}"},
-                **{"KEY": str(base / "node" / "identity.key"), "NEAR_KEY": str(site / "node" / "identity.key")},
+                "FOLDER": str(folder),
+                "NAME": f"swarmnode-test-{os.getpid()}-{way}",
+                "KEY": str(base / "node" / "identity.key"),
+                "NEAR_KEY": str(site / "node" / "identity.key"),
                 **names,
             }
             task = await _task(sandbox, way)
@@ -386,7 +390,7 @@ async def test_a_program_does_what_programs_do(case: Case) -> None:
         f"import sys; sys.path.insert(0, {str(case.script.parent)!r}); import beside; got = beside.VALUE == 7",
         "import sqlite3, ssl, numpy; got = numpy.ones(3).sum() == 3",
         "got = subprocess.run(['sh', '-c', 'echo $((6 * 7)) | cat'], capture_output=True).stdout == b'42\\n'",
-        "f = tempfile.NamedTemporaryFile('w+'); f.write('x'); f.seek(0); os.chmod(f.name, 0o600); got = f.read() == 'x'",
+        "f = tempfile.NamedTemporaryFile('w+'); f.write('x'); f.seek(0); os.chmod(f.name, 0o600); got = f.read()",
         "import multiprocessing; p = multiprocessing.get_context('fork').Pool(2); got = p.map(abs, [-1]) == [1]",
         "import asyncio; got = asyncio.run(asyncio.sleep(0, 1)) == 1",
         "t = threading.Thread(target=int); t.start(); t.join(); got = True",
