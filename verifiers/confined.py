@@ -5,6 +5,7 @@ says and becomes the program. Where namespaces are to be had it stays as the pro
 its exit status. What the system does not offer is left out, and what was done is written to `report` as JSON.
 """
 
+import glob
 import json
 import os
 import select
@@ -25,7 +26,8 @@ from verifiers.launch import end_with_parent, start
 _KEPT = ("/proc", "/sys/fs/cgroup", "/sys/class", "/sys/bus", "/sys/kernel/mm")
 """Read by programs beyond what a worker needs. Of processes that are not its own Landlock shows it nothing private."""
 
-_GPU = ("/dev", "/sys", "/run/nvidia-persistenced", "/run/opengl-driver")
+_GPU = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")
+"""Patterns. Not all of /dev: the disks of a node of root are there too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +103,13 @@ def _limit(policy: Policy, got: dict[str, bool]) -> None:
         got |= {"privileges": False, "files": False, "calls": False}
         return
     got["privileges"] = give_up_privileges()
-    devices = _GPU if policy.devices else ()
-    folders = [*access.SYSTEM, *access.SETTINGS, *_KEPT, *devices, *policy.read]
-    whole, listed = access.carve(folders, map(Path, policy.private))
-    write = [*access.DEVICES, *devices, policy.scratch, *policy.write, *(["/dev/shm"] if got["disk"] else [])]
+    devices = [path for pattern in _GPU for path in glob.glob(pattern)] if policy.devices else []
+    folders = [*access.SYSTEM, *access.SETTINGS, *_KEPT, *(["/sys"] if policy.devices else []), *policy.read]
+    private = [Path(path) for path in policy.private]
+    whole, listed = access.carve(folders, private)
+    written, also_listed = access.carve(policy.write, private)
+    listed += also_listed
+    write = [*access.DEVICES, *devices, policy.scratch, *map(str, written), *(["/dev/shm"] if got["disk"] else [])]
     got["files"] = access.restrict(whole, listed, write, network=policy.network)
     got["calls"] = seccomp.restrict(seccomp.program(policy.network))
     got["network"] = got["network"] or got["calls"]

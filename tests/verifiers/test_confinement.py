@@ -413,6 +413,8 @@ async def test_a_program_gets_what_its_settings_say_that_it_needs(case: Case) ->
         needs = [str(case.folder / "models"), f"write:{case.folder / 'out'}", "network"]
         more = ["got = open(FOLDER + '/node/identity.key').read()", "s = socket.socket(socket.AF_UNIX); got = True"]
         assert await case.score(codes + more, needs) == [1, 1, 1, 0, 0]
+        # Not even leave for everything around it opens the data directory.
+        assert await case.score(codes[:2] + more, [f"write:{case.folder}"]) == [1, 1, 0, 0]
     assert (case.folder / "out" / "new").read_text() == "y"
 
 
