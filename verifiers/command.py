@@ -215,7 +215,8 @@ class Program:
         if process is not None:
             await process.kill()
         # Without a file system of its own it wrote to the node's.
-        await trio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True), abandon_on_cancel=False)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
 
     async def _ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         fresh = self._process is None
