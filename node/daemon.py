@@ -74,7 +74,7 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
         ):
             async with (
                 background() as nursery,
-                open_sandbox(config.verifiers) as sandbox,
+                open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox,
                 _open_checker(config) as checker,
             ):
                 await nursery.start(watch_signals, stop, view.message)
@@ -116,7 +116,7 @@ def _open_checker(config: Config) -> AbstractAsyncContextManager[Sandbox | None]
     """The sandbox for rollouts of others: one worker of its own, so that they never hold up the node's own scoring."""
     if config.sharing.silo:
         return nullcontext()
-    return open_sandbox(config.verifiers.model_copy(update={"workers": 1}))
+    return open_sandbox(config.verifiers.model_copy(update={"workers": 1}), [config.node.data_dir])
 
 
 async def _open_stream(config: Config, seed: int, sandbox: Sandbox, checker: Sandbox | None) -> TaskStream:

@@ -13,22 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
-import trio
 from packaging.requirements import Requirement
 
 from node.config import Config
 from node.datadir import DataDir
 from node.doctor_engine import check_engine
 from node.doctor_network import Check, check_network
+from node.doctor_sandbox import check_sandbox
 from node.errors import NodeError, file_problem
 from node.identity import Identity
 from node.sinks import install_advice
 from node.text import clean
 from rl.errors import LearnerError
 from rl.pool import PoolError, SqlitePool
-from verifiers.base import VerifierError
-from verifiers.sandbox import open_sandbox
-from verifiers.stream import HELD_OUT_SEED, TaskStream
 
 _MIN_MEMORY_GB = 3.0
 """The learner with SmolLM2-135M and a sandbox worker; below that a node swaps or is killed."""
@@ -37,7 +34,7 @@ _MIN_MEMORY_GB = 3.0
 def examine(config: Config, as_json: bool) -> int:
     """Run all checks and print each when it is done. Returns the exit status: 1 if one failed."""
     checks: list[Check] = []
-    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, _verifiers, check_network):
+    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, check_sandbox, check_network):
         for check in group(config):
             checks.append(check)
             if not as_json:
@@ -167,53 +164,6 @@ def _model(config: Config) -> Iterator[Check]:
     dtype = str(resolved.dtype).removeprefix("torch.")
     yield Check("model", "ok", f"{resolved.identity} on {resolved.device} in {dtype}, from {resolved.location}")
     yield from check_engine(config.engine, resolved.location, resolved.device)
-
-
-def _verifiers(config: Config) -> Iterator[Check]:
-    async def try_out() -> list[Check]:
-        async with open_sandbox(config.verifiers) as sandbox:
-            await sandbox.ready()
-            checks = [_isolation(limit, done) for limit, done in sandbox.isolation.items()]
-            try:
-                stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED)
-            except VerifierError as error:
-                return [*checks, Check("tasks", "fail", str(error))]
-            count = f"{len(stream.kinds)} kind{'' if len(stream.kinds) == 1 else 's'}"
-            return [*checks, Check("tasks", "ok", f"{count} can be made: {', '.join(stream.kinds)}")]
-
-    try:
-        yield from trio.run(try_out)
-    except VerifierError as error:
-        yield Check("sandbox", "fail", str(error))
-
-
-def _isolation(limit: str, done: bool) -> Check:
-    """Whether the process that scores answers, which are text of a model, is limited so, and what that means."""
-    meaning, risk = _ISOLATION.get(limit, (f"limited in {limit}", "the system does not allow this limit"))
-    return Check("sandbox", "ok" if done else "note", f"{limit}: {meaning if done else risk}")
-
-
-_CONTAINER = "run the node in a container"
-_ISOLATION = {
-    "network": (
-        "code that scores answers cannot reach the network",
-        "not cut off, so an answer that takes over its scorer could reach the network: allow unprivileged user"
-        f" namespaces (sysctl user.max_user_namespaces), or {_CONTAINER}",
-    ),
-    "memory": (
-        "an answer that takes more than [verifiers] memory_mb ends its scorer alone",
-        f"not limited, so one answer can take all memory of this machine: {_CONTAINER} with a memory limit",
-    ),
-    "privileges": (
-        "code that scores answers cannot gain rights",
-        f"not given up, so code that scores answers could use setuid programs: {_CONTAINER}",
-    ),
-    "files": (
-        "code that scores answers can write nothing into files",
-        f"not limited, so an answer that takes over its scorer could write files of this user: {_CONTAINER}",
-    ),
-}
-"""What a limit of `verifiers.isolation` means, and what its lack means."""
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Check:

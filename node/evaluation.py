@@ -74,7 +74,7 @@ def evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Eval
 
 
 async def _evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Evaluation:
-    async with open_sandbox(config.verifiers) as sandbox:
+    async with open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox:
         kinds, tasks = await _held_out(sandbox, config, progress)
         base = await _scores("base model", True, tasks, sandbox, config, current, progress)
         policy = None

@@ -1,30 +1,32 @@
 """The verifier `command`: tasks and scores from a program of this node's owner, over JSON lines (docs/verifiers.md).
 
 The program comes from this node's own configuration, never from a peer; a peer can only choose the parameters it is
-asked with. It runs beside the sandbox, not in it, because it may need a network, a GPU or another environment's
-packages. It is started when first needed, asked one thing at a time, and killed when it dies, hangs or babbles. On
-Linux the kernel kills it when the node is killed.
+asked with. It runs beside the sandbox, not in it, because it may need another environment's packages, processes or, if
+its settings say so, a network or a GPU; `verifiers.confined` sees to it that it has no more than that. It is started
+when first needed, asked one thing at a time, and killed when it dies, hangs or babbles. On Linux the kernel kills it
+when the node is killed.
 """
 
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
 from trio.lowlevel import FdStream
 
-from verifiers import launch
+from verifiers import access, confined, launch
 from verifiers.base import Task, TaskRef, UnknownTask, VerifierError, canonical_json, extract_answer
-from verifiers.process import Group
+from verifiers.confined import Policy
+from verifiers.process import Group, readable
 from verifiers.registry import unknown
-from verifiers.settings import CommandSettings
+from verifiers.settings import WRITE, CommandSettings, VerifierSettings
 
 MAX_LINE = 2**20
 """Bytes in one line of the program's output."""
@@ -41,6 +43,16 @@ _PASSED = (
 )
 """Variables of the node that the program gets. Others, which may hold keys, are given by `env NAME=... program`."""
 
+_REFUSALS = (
+    "MemoryError",
+    "not permitted",
+    "ermission denied",
+    "ead-only file system",
+    "unreachable",
+    "PermissionError",
+)
+"""What programs say who were refused what they are not known to need."""
+
 T = TypeVar("T")
 
 
@@ -53,14 +65,23 @@ class ProgramLost(VerifierError):
 
 
 class Commands:
-    """All programs of [verifiers.commands]. `directory` takes what they write to standard error."""
+    """All programs of [verifiers.commands]. `directory` takes what they write to standard error and their folders."""
 
-    def __init__(self, settings: Mapping[str, CommandSettings], seconds: float, directory: Path) -> None:
-        self._settings = settings
+    def __init__(self, settings: VerifierSettings, directory: Path, private: Sequence[str]) -> None:
+        self._settings = settings.commands
         self._programs = {
-            name: Program(name, command.argv, seconds, directory / f"{number}.log")
-            for number, (name, command) in enumerate(settings.items())
+            name: Program(name, command, settings, directory / str(number), private)
+            for number, (name, command) in enumerate(settings.commands.items())
         }
+
+    @property
+    def isolation(self) -> dict[str, bool]:
+        """What the system let be limited of all confined programs that have been started, by name."""
+        got: dict[str, bool] = {}
+        for program in self._programs.values():
+            for name, done in program.isolation.items():
+                got[f"program {name}"] = got.get(f"program {name}", True) and done
+        return got
 
     def canonical(self, config: Mapping[str, Any]) -> tuple[str, str]:
         """(version, canonical configuration). The program judges the parameters when it makes the task."""
@@ -118,14 +139,20 @@ class Commands:
 class _Running(Group):
     """A program that was started, and its pipes."""
 
-    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], stderr: int) -> None:
+    def __init__(self, argv: Sequence[str], environment: Mapping[str, str], stderr: int, policy: Policy | None) -> None:
         """Raises OSError. Synchronous, and to be called by the main thread, for the reason given in `process.spawn`."""
+        launcher = (
+            ["-I", "-S", launch.__file__, str(os.getpid())]
+            if policy is None
+            else ["-I", confined.__file__, str(policy)]
+        )
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *argv],
+            [sys.executable, *launcher, *argv],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
+            pass_fds=() if policy is None else (policy.report,),
             start_new_session=True,
         )
         super().__init__(process)
@@ -148,11 +175,20 @@ class _Running(Group):
 class Program:
     """One external program and the conversation with it."""
 
-    def __init__(self, name: str, argv: Sequence[str], seconds: float, log: Path) -> None:
+    def __init__(
+        self, name: str, command: CommandSettings, settings: VerifierSettings, place: Path, private: Sequence[str]
+    ) -> None:
+        """`place`: where its log (with the suffix .log) and its folder for temporary files are made."""
         self._name = name
-        self._argv = list(argv)
-        self._seconds = seconds
-        self._log = log
+        self._argv = list(command.argv)
+        self._needs = command.needs
+        self._settings = settings
+        self._seconds = settings.answer_seconds
+        self._log = place.with_suffix(".log")
+        self._scratch = place
+        self._private = private
+        self._report: int | None = None
+        self.isolation: dict[str, bool] = {}
         self._lock = trio.Lock()
         self._process: _Running | None = None
         self._unread = bytearray()
@@ -175,8 +211,12 @@ class Program:
         """End the program and everything in its process group."""
         process, self._process = self._process, None
         self._unread.clear()
+        self._read_report()
         if process is not None:
             await process.kill()
+        # Without a file system of its own it wrote to the node's.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(lambda: shutil.rmtree(self._scratch, ignore_errors=True))
 
     async def _ask(self, question: Mapping[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         fresh = self._process is None
@@ -188,6 +228,7 @@ class Program:
             if clock.cancelled_caught:
                 raise ProgramLost(self._complaint("did not answer in time"), "timeout")
             reply = self._decode(line)
+            self._read_report()
             answered = True
         finally:
             # A cancelled or broken exchange leaves an answer in the pipe that would pass for the next one's.
@@ -207,15 +248,51 @@ class Program:
                 f"[verifiers.commands.{self._name}] argv cannot be started: no program {self._argv[0]!r}, or not "
                 "executable; give its path in full"
             )
-        with self._log.open("wb") as log:
-            try:
-                self._process = _Running(self._argv, environment, log.fileno())
-            except OSError as error:
-                raise VerifierError(f"[verifiers.commands.{self._name}] cannot be started: {error}") from error
+        self._log.write_bytes(b"")
+        policy, written = None, None
+        try:
+            if "everything" not in self._needs:
+                self._scratch.mkdir(mode=0o700, exist_ok=True)
+                environment["TMPDIR"] = str(self._scratch)
+                self._report, written = os.pipe()
+                policy = self._policy(written, environment.get("PATH", os.defpath))
+            # Appending: the file is emptied under the program's hands when it gets long.
+            with self._log.open("ab") as log:
+                self._process = _Running(self._argv, environment, log.fileno(), policy)
+        except OSError as error:
+            raise VerifierError(f"[verifiers.commands.{self._name}] cannot be started: {error}") from error
+        finally:
+            if written is not None:
+                os.close(written)
         return self._process
 
+    def _policy(self, report: int, path: str) -> Policy:
+        paths = [os.path.expanduser(need) for need in self._needs if os.path.isabs(os.path.expanduser(need))]
+        write = [os.path.expanduser(need.removeprefix(WRITE)) for need in self._needs if need.startswith(WRITE)]
+        return Policy(
+            parent=os.getpid(),
+            report=report,
+            scratch=str(self._scratch),
+            read=[*access.belongings(self._argv, path), *paths],
+            write=[path for path in write if os.path.exists(path)],
+            private=list(self._private),
+            network="network" in self._needs,
+            devices="devices" in self._needs,
+            memory_mb=self._settings.memory_mb,
+            disk_mb=self._settings.disk_mb,
+        )
+
+    def _read_report(self) -> None:
+        """What the launcher says of the confinement, which it has written when the program begins."""
+        number, self._report = self._report, None
+        if number is not None:
+            os.set_blocking(number, False)
+            with suppress(BlockingIOError):
+                self.isolation = json.loads(os.read(number, 4096) or b"{}")
+            os.close(number)
+
     async def _exchange(self, process: _Running, line: bytes) -> bytes:
-        if self._unread or _has_output(process.stdout):
+        if self._unread or readable(process.stdout.fileno()):
             raise VerifierError(self._complaint("wrote more than one line for the request before"))
         try:
             await process.stdin.send_all(line)
@@ -246,14 +323,9 @@ class Program:
     def _complaint(self, what: str) -> str:
         said = self._log.read_bytes()[-_QUOTED_LOG:].decode("utf-8", "replace").strip()
         tail = f"; its standard error ends: {said}" if said else ""
+        if any(hint in said for hint in _REFUSALS) and "everything" not in self._needs:
+            tail += f" ([verifiers.commands.{self._name}] needs says what it may use)"
         return f"the program of [verifiers.commands.{self._name}] ({self._argv[0]}) {what}{tail}"
-
-
-def _has_output(stream: FdStream) -> bool:
-    """Whether something can be read. A line left over would answer the next request."""
-    poll = select.poll()
-    poll.register(stream.fileno(), select.POLLIN)
-    return any(event & select.POLLIN for _, event in poll.poll(0))
 
 
 def _made(reply: dict[str, Any]) -> tuple[str, str | None]:

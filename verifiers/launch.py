@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,11 +25,16 @@ def end_with_parent() -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
-def main(parent: int, argv: list[str]) -> None:
+def main(parent: int, argv: list[str]) -> NoReturn:
     """Become the program `argv`, found on the PATH, unless the parent has gone already."""
     end_with_parent()
     if os.getppid() != parent:
         sys.exit("the process that started this one is gone")
+    start(argv)
+
+
+def start(argv: list[str]) -> NoReturn:
+    """Become the program `argv`, found on the PATH; exit with a message if that cannot be."""
     try:
         os.execvp(argv[0], argv)
     except OSError as error:

@@ -7,6 +7,7 @@ read.
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -91,6 +92,11 @@ class FrameStream:
         del self._buffer[: _HEADER.size + length]
         return unpack(data)
 
+    @property
+    def pending(self) -> bool:
+        """Whether the child, which lives, has sent something that was not received yet."""
+        return bool(self._buffer) or readable(self._stream.socket.fileno())
+
     async def aclose(self) -> None:
         """Close the channel; the child sees the end of it and goes."""
         await self._stream.aclose()
@@ -104,6 +110,13 @@ class FrameStream:
             if not piece:
                 raise EOFError("the child closed the channel")
             self._buffer += piece
+
+
+def readable(descriptor: int) -> bool:
+    """Whether something can be read from it now, from a process that has its end still open."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return any(event & select.POLLIN and not event & select.POLLHUP for _, event in poll.poll(0))
 
 
 class Group:

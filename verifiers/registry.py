@@ -1,6 +1,7 @@
 """Finds verifiers by name: this project's own and those that other packages registered."""
 
 import difflib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -35,6 +36,16 @@ def load(name: str, options: Mapping[str, Any]) -> Verifier:
     except TypeError as error:
         raise VerifierError(f"[verifiers.options.{name}] does not suit this verifier: {error}") from error
     return verifier
+
+
+def sources() -> list[str]:
+    """The folders, or single files, that the packages of all registered verifiers are in."""
+    found: set[str] = set()
+    for package in {entry.module.partition(".")[0] for entry in entry_points(group=GROUP)}:
+        spec = importlib.util.find_spec(package)
+        if spec is not None:
+            found.update(spec.submodule_search_locations or ([spec.origin] if spec.origin else ()))
+    return sorted(found)
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

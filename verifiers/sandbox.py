@@ -15,6 +15,7 @@ from typing import Any
 import trio
 from pydantic import TypeAdapter, ValidationError
 
+from verifiers import access
 from verifiers.base import Example, NoSuchTask, Task, TaskRef, UnknownTask, VerifierError
 from verifiers.codec import FrameError
 from verifiers.command import Commands
@@ -69,9 +70,13 @@ class WorkerLost(Exception):
 class Worker:
     """One worker process and the conversation with it. `busy` from a request's first byte to its final reply."""
 
-    def __init__(self, child: Child, settings: VerifierSettings) -> None:
+    def __init__(
+        self, child: Child, settings: VerifierSettings, readable: Sequence[str], private: Sequence[str]
+    ) -> None:
         self._child = child
         self._settings = settings
+        self._private = private
+        self.readable = frozenset(readable)
         self._number = 0
         self._loaded: set[str] = set()
         self.told: set[int] = set()
@@ -92,7 +97,9 @@ class Worker:
         """Wait until it serves. Raises WorkerLost if it never does."""
         if self.isolation is None:
             self.busy = True
-            await self._send([self._settings.options, self._settings.memory_mb])
+            await self._send(
+                [self._settings.options, self._settings.memory_mb, sorted(self.readable), list(self._private)]
+            )
             kind, isolation = await self._frame(START_SECONDS, 2)
             if kind != "hello":
                 raise WorkerLost("crashed", f"it said {kind!r} instead of hello")
@@ -111,8 +118,10 @@ class Worker:
         return await self.reply("ok", seconds)
 
     async def request(self, operation: str, *arguments: Any) -> None:
-        """Send a request whose replies are then read one by one."""
+        """Send a request whose replies are then read one by one. Raises WorkerLost if there is a reply already."""
         self.busy = True
+        if self._child.frames.pending:
+            raise WorkerLost("crashed", "it replied to a request before that was made")
         self._number += 1
         await self._send([self._number, operation, *arguments])
 
@@ -175,19 +184,26 @@ class Sandbox:
     workers that had to be replaced.
     """
 
-    def __init__(self, settings: VerifierSettings, directory: Path) -> None:
+    def __init__(self, settings: VerifierSettings, directory: Path, private: Sequence[Path] = ()) -> None:
         self._settings = settings
         self._directory = directory
+        self._private = [str(path) for path in (*private, *access.secrets())]
+        self._readable = set(access.named(settings.options))
         self._log = directory / "worker.log"
         self._workers: dict[int, Worker | None] = {slot: self._spawn() for slot in range(settings.workers)}
         self._put, self._free = trio.open_memory_channel[int](settings.workers)
         for slot in self._workers:
             self._put.send_nowait(slot)
-        self._commands = Commands(settings.commands, settings.answer_seconds, directory)
+        self._commands = Commands(settings, directory, self._private)
         self._told: list[tuple[str, dict[str, Any]]] = []
         self.outcomes: Counter[str] = Counter()
         self.restarts = 0
-        self.isolation: Mapping[str, bool] = {}
+        self._isolation: Mapping[str, bool] = {}
+
+    @property
+    def isolation(self) -> Mapping[str, bool]:
+        """What the system let be limited, of the workers and of the programs that have been started, by name."""
+        return {**self._isolation, **self._commands.isolation}
 
     @property
     def pids(self) -> list[int]:
@@ -195,7 +211,7 @@ class Sandbox:
         return [worker.pid for worker in self._workers.values() if worker is not None]
 
     async def ready(self) -> None:
-        """Wait until every worker serves; `isolation` is known then. Raises SandboxError if one cannot start."""
+        """Wait until every worker serves; `isolation` knows them then. Raises SandboxError if one cannot start."""
         for _ in self._workers:
             slot = await self._free.receive()
             try:
@@ -212,6 +228,8 @@ class Sandbox:
         if verifier == COMMAND:
             return self._commands.canonical(config)
         told = (verifier, dict(config))
+        # What a worker may read is fixed when it starts, so one that is there may have to make way.
+        self._readable.update(access.named(config))
         try:
             async with self._worker(verifier) as worker:
                 (value,) = await worker.call("canonical", *told, seconds=START_SECONDS)
@@ -324,7 +342,10 @@ class Sandbox:
             present = self._workers[slot]
             if present is not None and not present.alive:
                 await self._discard(slot)
-                present = None
+            elif present is not None and not self._readable <= present.readable:
+                self._workers[slot] = None
+                await present.kill()
+            present = self._workers[slot]
             worker = self._workers[slot] = present or self._spawn()
             try:
                 await worker.start()
@@ -334,7 +355,7 @@ class Sandbox:
                 if error.outcome == "timeout" or attempt + 1 == _ATTEMPTS:
                     raise SandboxError(self._complaint(error)) from error
             else:
-                self.isolation = worker.isolation or {}
+                self._isolation = worker.isolation or {}
                 return worker
             finally:
                 if worker.busy:
@@ -365,7 +386,7 @@ class Sandbox:
         with self._log.open("wb") as log:
             env = environment(os.environ, home, cache)
             child = spawn("verifiers.worker", env=env, cwd=home, stderr=log.fileno())
-        return Worker(child, self._settings)
+        return Worker(child, self._settings, sorted(self._readable), self._private)
 
     async def _aclose(self) -> None:
         with trio.CancelScope(shield=True):
@@ -381,12 +402,15 @@ class MakingLost(WorkerLost):
 
 
 @asynccontextmanager
-async def open_sandbox(settings: VerifierSettings) -> AsyncIterator[Sandbox]:
-    """A sandbox whose workers have ended when the block has. They start in the background; `ready` waits for them."""
+async def open_sandbox(settings: VerifierSettings, private: Sequence[Path] = ()) -> AsyncIterator[Sandbox]:
+    """A sandbox whose workers have ended when the block has. They start in the background; `ready` waits for them.
+
+    Nothing at or below the paths `private` can be read in it, unless the settings name it.
+    """
     with scratch_directory() as directory:
         (directory / "empty").mkdir(mode=0o500)
         (directory / "cache").mkdir()
-        sandbox = Sandbox(settings, directory)
+        sandbox = Sandbox(settings, directory, private)
         try:
             yield sandbox
         finally:

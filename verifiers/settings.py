@@ -1,8 +1,14 @@
 """The settings of tasks and verifiers. `node.config` puts them into the tree of the whole node."""
 
+import os
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+NEEDS = ("network", "devices", "everything")
+"""What [verifiers.commands.NAME] needs may name, beside paths."""
+
+WRITE = "write:"
 
 
 class MixEntry(BaseModel):
@@ -28,8 +34,24 @@ class CommandSettings(BaseModel):
     argv: list[str] = Field(min_length=1)
     """The program and its arguments, for example the python of another virtual environment and a script."""
 
+    needs: list[str] = []
+    """What it may use beyond its own files, the system's libraries and a folder for temporary files: `network`,
+    `devices` (a GPU), full paths of files or folders to read, `write:` and such a path, or `everything`, which confines
+    it in nothing."""
+
     version: str = "1"
     """Part of every task's reference: nodes share tasks of one version only."""
+
+    @field_validator("needs")
+    @classmethod
+    def _known(cls, needs: list[str]) -> list[str]:
+        for need in needs:
+            path = need.removeprefix(WRITE)
+            if need not in NEEDS and not os.path.isabs(os.path.expanduser(path)):
+                raise ValueError(
+                    f"{need!r} is none of {', '.join(NEEDS)}, nor a full path to read, nor {WRITE} and a full path"
+                )
+        return needs
 
 
 class VerifierSettings(BaseModel):
@@ -45,7 +67,11 @@ class VerifierSettings(BaseModel):
     scores 0."""
 
     memory_mb: int = Field(default=2048, ge=512, le=2**24)
-    """Address space a sandbox process may take."""
+    """Address space a sandbox process may take; of an external program each process, counting what it can write to."""
+
+    disk_mb: int = Field(default=256, ge=1, le=2**24)
+    """Size of the folder for temporary files that each external program gets, which lies in memory, and of any one file
+    that it writes."""
 
     graded: bool = False
     """False: a reward is 1 for a right answer and 0 for any other, as in the paper. True: the verifier's partial

@@ -1,6 +1,7 @@
 """The sandbox process: makes tasks and scores answers for the node, one request at a time.
 
-Started by `verifiers.sandbox` as `python -m verifiers.worker`. The first frame is the node's `[options, memory_mb]`;
+Started by `verifiers.sandbox` as `python -m verifiers.worker`. The first frame is the node's `[options, memory_mb,
+readable, private]`, the last two lists of paths;
 the answer says what isolation the system allowed. After that each request is `[number, operation, *arguments]`, and
 each reply `[number, kind, *values]` where kind is
 
@@ -22,7 +23,7 @@ from verifiers import grammar
 from verifiers.base import NoSuchTask, Task, TaskRef, UnknownTask, Verifier, VerifierError, extract_answer
 from verifiers.isolation import OUT_OF_MEMORY, isolate
 from verifiers.process import Channel, die_with_parent
-from verifiers.registry import load
+from verifiers.registry import load, sources
 
 MAX_ANSWER = 8192
 """Characters of an answer that a verifier looks at; a longer one scores 0."""
@@ -113,9 +114,9 @@ def _silence() -> None:
 def main() -> None:
     """Serve the node until it closes the channel."""
     channel = Channel.inherited()
-    options, memory_mb = channel.receive()
-    got = isolate(memory_mb)
-    # After `isolate`: entering a user namespace makes the kernel forget the promise, and starts no thread.
+    options, memory_mb, readable, private = channel.receive()
+    got = isolate(memory_mb, [*readable, *sources()], private)
+    # After `isolate`, which has to find a process with one thread.
     die_with_parent()
     _silence()
     worker = Worker(options)

@@ -125,7 +125,7 @@ from verifiers.sandbox import open_sandbox
 from verifiers.settings import CommandSettings, VerifierSettings
 
 async def main():
-    command = CommandSettings(argv=[sys.executable, *sys.argv[1:]])
+    command = CommandSettings(argv=[sys.executable, *sys.argv[2:]], needs=[sys.argv[1]])
     async with open_sandbox(VerifierSettings(answer_seconds=600, commands={"mine": command})) as sandbox:
         await sandbox.make(TaskRef("command", "1", '{"do":"pid","name":"mine"}', 0, 0))
 
@@ -143,23 +143,29 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program ends when it has answered")
-async def test_a_program_in_the_middle_of_a_request_dies_with_a_node_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("confined", [True, False])
+async def test_a_program_in_the_middle_of_a_request_dies_with_a_node_that_is_killed(
+    tmp_path: Path, confined: bool
+) -> None:
     told = tmp_path / "pid"
-    (tmp_path / "busy.py").write_text(BUSY)
-    node = subprocess.Popen([sys.executable, "-c", NODE, str(tmp_path / "busy.py"), str(told)])
+    script = tmp_path / "busy.py"
+    script.write_text(BUSY)
+    need = f"write:{tmp_path}" if confined else "everything"
+    node = subprocess.Popen([sys.executable, "-c", NODE, need, str(script), str(told)])
     try:
         with trio.fail_after(60):
             while not told.exists():
                 await trio.sleep(0.05)
-        program = psutil.Process(int(told.read_text()))
+        below = psutil.Process(node.pid).children(recursive=True)
+        programs = [process for process in below if str(script) in process.cmdline()]
+        assert len(programs) == (2 if confined else 1)
     finally:
         node.kill()
         node.wait()
-    try:
-        program.wait(timeout=30)
-    finally:
-        if program.is_running():
-            program.kill()
+    _, left = psutil.wait_procs(programs, timeout=30)
+    for process in left:
+        process.kill()
+    assert not left
 
 
 async def test_the_program_gets_no_secrets_and_ends_with_the_node(

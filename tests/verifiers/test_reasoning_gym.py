@@ -221,9 +221,20 @@ _ACTS = [
 ]
 
 
+_NO_LANDLOCK = """
+import landlockpy
+
+def refuse(**_):
+    raise landlockpy.UnsupportedError(95, "not supported")
+
+landlockpy.Ruleset = refuse
+"""
+
+
 @pytest.mark.slow
 async def test_no_data_set_runs_a_payload(obedient: str, tmp_path: Path) -> None:
-    """Each payload makes a directory when evaluated, which the sandbox's limits on files do not hide."""
+    """Each payload makes a directory when evaluated, which a sandbox on a kernel without Landlock does not prevent."""
+    (tmp_path / "site" / "sitecustomize.py").write_text(_NO_LANDLOCK)
     names = json.loads(_run("from verifiers.reasoning_gym import _names; import json; print(json.dumps(_names()))"))
     canary = tmp_path / "canary"
     payloads = [act.format(path=str(canary)) for act in _ACTS]

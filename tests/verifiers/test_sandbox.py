@@ -267,7 +267,7 @@ async def test_secrets_files_and_network_are_out_of_reach(monkeypatch: pytest.Mo
             orders = ["do environment hf_secretive", "do environment C.UTF-8", f"do write {target}"]
             assert await sandbox.score(task, orders) == [0, 1, 0]
             assert not target.exists() or target.read_bytes() == b""
-            assert set(sandbox.isolation) == {"network", "privileges", "memory", "files"}
+            assert set(sandbox.isolation) == {"network", "privileges", "memory", "files", "secrets", "processes"}
             assert sandbox.isolation["memory"]
             assert sandbox.isolation["files"]
             if not sandbox.isolation["network"]:
