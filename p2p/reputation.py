@@ -144,7 +144,9 @@ class Reputation:
             self._ban(peer, entry)
 
     def credit(self, peer: str, groups: int) -> None:
-        """So many of the peer's groups were admitted."""
+        """So many of the peer's groups were admitted. While it is banned that earns nothing."""
+        if self.banned(peer):
+            return
         entry = self._faded(peer)
         if entry.score < MAX_CREDIT:
             entry.score = min(entry.score + CREDIT * groups, MAX_CREDIT)

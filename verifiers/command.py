@@ -193,6 +193,9 @@ class Program:
             # A cancelled or broken exchange leaves an answer in the pipe that would pass for the next one's.
             if not answered:
                 await self.kill()
+        return self._taken(line, reply, read)
+
+    def _taken(self, line: bytes, reply: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         if "error" in reply:
             raise VerifierError(f"the program of [verifiers.commands.{self._name}] says: {reply['error']}")
         try:
