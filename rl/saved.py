@@ -94,7 +94,7 @@ def _are_numbers(values: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     # Any whole number is finite, and one of too many digits would not be taken by `isfinite`.
-    return type(value) is int and abs(value) < _MANY or type(value) is float and math.isfinite(value)
+    return (type(value) is int and abs(value) < _MANY) or (type(value) is float and math.isfinite(value))
 
 
 def _read_state(path: Path) -> dict[str, Any]:

@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verifiers.base import MAX_TEXT, Example, Task, TaskRef, UnknownTask, VerifierError, canonical_json, is_held_out, is_text
+from verifiers.base import (
+    MAX_TEXT,
+    Example,
+    Task,
+    TaskRef,
+    UnknownTask,
+    VerifierError,
+    canonical_json,
+    is_held_out,
+    is_text,
+)
 
 _EXAMPLE_TRIES = 20
 

@@ -92,4 +92,4 @@ class Records(RuleBasedStateMachine):
 
 
 class TestRecords(Records.TestCase):
-    settings = few(40, steps=20)
+    settings = few(20, steps=12)

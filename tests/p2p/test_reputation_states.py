@@ -174,4 +174,4 @@ class Reputations(RuleBasedStateMachine):
 
 
 class TestReputations(Reputations.TestCase):
-    settings = few(40, steps=25)
+    settings = few(20, steps=20)

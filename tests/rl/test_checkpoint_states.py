@@ -1,6 +1,5 @@
 """Checkpoints through any history of saves, kills, power cuts, full disks and bit rot."""
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -83,9 +82,7 @@ class Checkpoints(RuleBasedStateMachine):
         self.saved(number, f"save {self.saves}")
         assert set(self.whole) <= {*self.store.rounds()} <= {*self.whole, *self.rotten}
 
-    @rule(
-        further=st.integers(0, 3), at=OPERATIONS, power=st.booleans(), again=st.lists(st.integers(0, 12), max_size=2)
-    )
+    @rule(further=st.integers(0, 3), at=OPERATIONS, power=st.booleans(), again=st.lists(st.integers(0, 12), max_size=2))
     def save_and_die(self, further: int, at: int, power: bool, again: list[int]) -> None:
         number, self.saves = self.next_round(further), self.saves + 1
         content = f"save {self.saves}"
@@ -148,4 +145,4 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 class TestCheckpoints(Checkpoints.TestCase):
-    settings = few(25, steps=12)
+    settings = few(8, steps=8)

@@ -224,4 +224,4 @@ class Pools(RuleBasedStateMachine):
 
 
 class TestPools(Pools.TestCase):
-    settings = few(25, steps=20)
+    settings = few(12, steps=15)

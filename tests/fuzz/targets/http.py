@@ -13,7 +13,8 @@ from node.api.openai import routes
 
 
 class _Current:
-    description = {"public_name": "tiny", "model": "tiny"}
+    def __init__(self) -> None:
+        self.description = {"public_name": "tiny", "model": "tiny"}
 
 
 class _Answers:
