@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from node.record import MetricsFile
 from tests.crashing import Crash, crashing
@@ -91,5 +91,5 @@ class Records(RuleBasedStateMachine):
         assert self.found() == self.rounds
 
 
-class TestRecords(Records.TestCase):
-    settings = few(20, steps=12)
+def test_no_history_loses_or_doubles_a_round() -> None:
+    run_state_machine_as_test(Records, settings=few(20, steps=12))

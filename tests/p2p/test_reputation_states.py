@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from p2p import reputation
 from p2p.files import sweep
@@ -173,5 +173,5 @@ class Reputations(RuleBasedStateMachine):
         assert len(list(self.root.iterdir())) <= 2
 
 
-class TestReputations(Reputations.TestCase):
-    settings = few(20, steps=20)
+def test_no_history_forgives_anybody() -> None:
+    run_state_machine_as_test(Reputations, settings=few(20, steps=20))

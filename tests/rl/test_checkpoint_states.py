@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from rl.checkpoint import CheckpointStore
 from tests.crashing import Crash, crashing
@@ -144,5 +144,5 @@ class Checkpoints(RuleBasedStateMachine):
         assert found == set(self.whole)
 
 
-class TestCheckpoints(Checkpoints.TestCase):
-    settings = few(8, steps=8)
+def test_no_history_loses_or_spoils_a_checkpoint() -> None:
+    run_state_machine_as_test(Checkpoints, settings=few(8, steps=8))

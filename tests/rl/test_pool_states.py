@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from rl.pool import SqlitePool
 from rl.rollouts import Completion, RolloutGroup, ScoredGroup
@@ -223,5 +223,5 @@ class Pools(RuleBasedStateMachine):
         assert all(len(rounds) <= REUSE for rounds in self.trained.values())
 
 
-class TestPools(Pools.TestCase):
-    settings = few(12, steps=15)
+def test_no_history_loses_or_doubles_a_group() -> None:
+    run_state_machine_as_test(Pools, settings=few(12, steps=15))

@@ -4,8 +4,9 @@ import zlib
 
 import msgpack
 
-from p2p.wire import MAX_ENVELOPE, WireError, encode_batch, open_envelope
-from tests.p2p.vectors import bad, edges, key, plain, seal
+from p2p.wire import MAX_ENVELOPE, WireError, encode_batch, open_envelope, seal
+from tests.p2p.forging import key
+from tests.p2p.vectors import bad, edges, plain
 
 
 def seeds() -> list[bytes]:
