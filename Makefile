@@ -28,7 +28,7 @@ else
 $(error ENGINE is $(ENGINE); it can be auto, vllm or transformers)
 endif
 
-.PHONY: start install test lint clean again
+.PHONY: start install test lint fuzz clean again
 .DEFAULT_GOAL := start
 
 start: $(STAMP)
@@ -39,6 +39,13 @@ install: $(STAMP)
 # Several run at once: tests/conftest.py says how many, and which not. ARGS="-n 0" runs them in one process.
 test: $(STAMP)-test
 	$(BIN)/python -m pytest -n auto --no-loadscope-reorder $(ARGS)
+
+# Each thing that reads bytes from outside, for TIME seconds: see tests/fuzz/README.md. TARGETS="envelope http" are fewer.
+TIME ?= 10
+TARGETS ?=
+
+fuzz: $(STAMP)-fuzz
+	$(BIN)/python -m tests.fuzz.drive --seconds $(TIME) $(TARGETS)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .
@@ -92,4 +99,8 @@ endif
 
 $(STAMP)-test: $(STAMP)
 	$(PIP) install --quiet --editable '.[test,lint]'
+	@touch $@
+
+$(STAMP)-fuzz: $(STAMP)-test
+	$(PIP) install --quiet --editable '.[fuzz]'
 	@touch $@

@@ -10,7 +10,7 @@ from types import TracebackType
 from node.config import Config
 from node.config_text import dump_toml
 from node.errors import NodeError
-from p2p.files import replace_file
+from p2p.files import replace_file, sweep
 
 _LOCK_TRIES = 5
 _LOCK_PAUSE = 0.05
@@ -50,6 +50,7 @@ class DataDir:
             _take(lock, path)
             os.truncate(lock, 0)
             os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            cls(path)._sweep()
         except OSError as error:
             os.close(lock)
             raise DataDirError(_explain(path, error)) from error
@@ -57,6 +58,12 @@ class DataDir:
             os.close(lock)
             raise
         return cls(path, lock)
+
+    def _sweep(self) -> None:
+        """A node that is killed while it writes, again and again, does not fill its disk."""
+        # Not `evaluation_path`: that is written beside a running node.
+        for path in (self.identity_path, self.config_path, self.peers_path, self.reputation_path):
+            sweep(path)
 
     @classmethod
     def look(cls, path: Path) -> "DataDir":

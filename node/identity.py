@@ -4,6 +4,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -53,7 +54,7 @@ class Identity:
             raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
         try:
             key = load_pem_private_key(pem, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise IdentityError(_broken(path)) from error
         if not isinstance(key, Ed25519PrivateKey):
             raise IdentityError(_broken(path))

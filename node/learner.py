@@ -10,10 +10,10 @@ import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from node.background import background
 from node.errors import NodeError
@@ -52,6 +52,29 @@ _FORESEEN = {kind.__name__ for kind in LearnerError.__subclasses__()}
 
 Progress = Callable[[int, int, str], None]
 LogLine = Callable[[str, str], None]
+T = TypeVar("T")
+
+
+class _Error(BaseModel):
+    """See `rl.learner_child.describe_error`."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    errno: int | None = None
+
+
+class _Frame(BaseModel):
+    """What a learner says: see `rl.learner_child`."""
+
+    id: int | None = None
+    ready: dict[str, Any] | None = None
+    busy: bool = False
+    progress: tuple[int, int, str] | None = None
+    text: str | None = None
+    ok: bool | None = None
+    result: Any = None
+    error: _Error | None = None
 
 
 class LearnerDied(NodeError):
@@ -99,9 +122,11 @@ class LearnerProcess:
         await self._send({"settings": settings.model_dump(mode="json"), "trained": trained})
         answer = await self._frame()
         self._patience = settings.engine.patience
-        if "error" in answer:
-            raise _failure(answer["error"])
-        self.description = answer["ready"]
+        if answer.error is not None:
+            raise _failure(answer.error)
+        if answer.ready is None:
+            raise await self._garbled()
+        self.description = answer.ready
 
     async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
         """See `rl.protocols.Learner.generate`."""
@@ -112,15 +137,16 @@ class LearnerProcess:
             seed=seed,
             base=False,
         )
-        return _ROLLOUTS.validate_python(result)
+        return await self._taken(_ROLLOUTS, result)
 
     async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """See `rl.protocols.Learner.fits`."""
-        return _FITS.validate_python(await self._call("fits", groups=_SCORED.dump_python(list(groups))))
+        return await self._taken(_FITS, await self._call("fits", groups=_SCORED.dump_python(list(groups))))
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         """See `rl.protocols.Learner.update`. If it was applied before a cancellation reached it, it returns."""
-        return _STATS.validate_python(await self._call("update", groups=_SCORED.dump_python(list(groups)), seed=seed))
+        result = await self._call("update", groups=_SCORED.dump_python(list(groups)), seed=seed)
+        return await self._taken(_STATS, result)
 
     async def chat(
         self,
@@ -141,7 +167,7 @@ class LearnerProcess:
             seed=seed,
             stream=on_text is not None,
         )
-        return _CHAT_ANSWER.validate_python(result)
+        return await self._taken(_CHAT_ANSWER, result)
 
     async def save(self, directory: Path) -> None:
         """Write policy and optimiser into an existing empty directory."""
@@ -160,14 +186,23 @@ class LearnerProcess:
                 answer = await self._answer(identifier, on_text)
             except trio.Cancelled:
                 stopped = await self._stop(identifier)
-                if stopped is None or not stopped["ok"]:
+                if stopped is None or not stopped.ok:
                     raise
                 # It had finished after all. Saying so keeps this side's count of updates right; the caller meets the
                 # cancellation at its next checkpoint.
                 answer = stopped
-        if not answer["ok"]:
-            raise _failure(answer["error"])
-        return answer["result"]
+        if answer.ok:
+            return answer.result
+        if answer.error is None:
+            raise await self._garbled()
+        raise _failure(answer.error)
+
+    async def _taken(self, adapter: TypeAdapter[T], result: Any) -> T:
+        """A result, if it is what it should be. Raises LearnerDied."""
+        try:
+            return adapter.validate_python(result)
+        except ValidationError as error:
+            raise await self._garbled() from error
 
     async def _send(self, frame: dict[str, Any]) -> None:
         """Send a whole frame: half of one would leave the learner waiting for the rest."""
@@ -184,7 +219,7 @@ class LearnerProcess:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise await self._died() from error
 
-    async def _stop(self, identifier: int) -> Any:
+    async def _stop(self, identifier: int) -> "_Frame | None":
         """Tell the learner to stop its work. Its answer, or None if it had to be killed (and can save no more)."""
         self._child.signal(signal.SIGTERM)
         try:
@@ -198,33 +233,38 @@ class LearnerProcess:
             await self._child.kill()
             return None
 
-    async def _answer(self, identifier: int, on_text: Callable[[str], None] | None = None) -> Any:
+    async def _answer(self, identifier: int, on_text: Callable[[str], None] | None = None) -> "_Frame":
         while True:
             answer = await self._frame()
-            if answer.get("id") != identifier:
+            if answer.id != identifier or answer.busy:
                 continue
-            if "busy" in answer:
-                continue
-            if "progress" in answer:
-                self._on_progress(*answer["progress"])
-                continue
-            if "text" in answer:
+            if answer.progress is not None:
+                self._on_progress(*answer.progress)
+            elif answer.text is not None:
                 if on_text is not None:
-                    on_text(answer["text"])
-                continue
-            return answer
+                    on_text(answer.text)
+            elif answer.ok is not None:
+                return answer
+            else:
+                raise await self._garbled()
 
-    async def _frame(self) -> Any:
+    async def _frame(self) -> "_Frame":
         """The next frame. Raises LearnerDied, also if none has come for so long that the learner must be hung."""
         try:
             async with patience(self._patience):
-                return await self._child.frames.receive()
+                return _Frame.model_validate(await self._child.frames.receive())
+        except ValidationError as error:
+            raise await self._garbled() from error
         except trio.TooSlowError as error:
             what = "answer" if self.description else "get ready"
             self._verdict = f"did not {what} for {self._patience:g} s ([engine] patience) and was killed"
             raise await self._died() from error
         except (EOFError, FrameError, trio.ClosedResourceError) as error:
             raise await self._died() from error
+
+    async def _garbled(self) -> LearnerDied:
+        self._verdict = "said something else than it should and was killed"
+        return await self._died()
 
     async def _died(self) -> LearnerDied:
         status = await self._child.kill()
@@ -235,7 +275,7 @@ class LearnerProcess:
         elif status == ENGINE_LOST:
             how = "lost a process of its engine and ended"
         elif status < 0:
-            how = f"was ended by {signal.Signals(-status).name}"
+            how = f"was ended by {_name(-status)}"
             if -status == signal.SIGKILL:
                 how += " (when nobody sent it, the system ran out of memory: lower [training] token_budget or"
                 how += " [engine] max_sequences)"
@@ -299,14 +339,22 @@ async def _read_log(reader: int, on_log: LogLine, ended: trio.Event) -> None:
     ended.set()
 
 
-def _failure(error: dict[str, Any]) -> Exception:
+def _name(number: int) -> str:
+    """Of a signal. Those for real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _failure(error: "_Error") -> Exception:
     """What to raise for an error frame: the message alone where the learner foresaw it, else the traceback too."""
-    if error.get("errno") is not None:
-        return OSError(error["errno"], error["message"])
-    if error["type"] == TrainingError.__name__:
-        return TrainingError(error["message"])
-    if error["type"] == PromptError.__name__:
-        return PromptRefused(error["message"])
-    if error["type"] in _FORESEEN:
-        return LearnerFailed(error["message"])
-    return LearnerFailed(f"{error['type']}: {error['message']}\n{error['traceback']}")
+    if error.errno is not None:
+        return OSError(error.errno, error.message)
+    if error.type == TrainingError.__name__:
+        return TrainingError(error.message)
+    if error.type == PromptError.__name__:
+        return PromptRefused(error.message)
+    if error.type in _FORESEEN:
+        return LearnerFailed(error.message)
+    return LearnerFailed(f"{error.type}: {error.message}\n{error.traceback}")

@@ -7,8 +7,8 @@ it does not know.
 
 import errno
 import json
-import math
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,23 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from node.datadir import sync_directory
 from node.errors import NodeError
 
+MAX_ROUND = 2**53
+"""Every reader of JSON holds whole numbers up to here, and SQLite more."""
+
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda value: round(value, 4))]
 
 
+_LEAST = -sys.float_info.max
+"""The least number that is one: a whole number can have more digits than any float."""
+
+
 def _finite(value: float | None) -> float | None:
     """JSON has no NaN: what is not a number is not known."""
-    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
+    return value if isinstance(value, (int, float)) and _LEAST <= value <= -_LEAST else None
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Measured = Annotated[float | None, BeforeValidator(_finite)]
 
 
@@ -40,10 +48,10 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
-    round: int = Field(ge=1)
+    round: int = Field(ge=1, le=MAX_ROUND)
     """Number of the round. The first is 1, and each is there once."""
 
-    time: float
+    time: Finite
     """When the round was finished: seconds since 1970 (UTC)."""
 
     policy_step: Count
@@ -55,7 +63,7 @@ class Record(BaseModel):
     external_groups: Count
     """Rollout groups of other nodes that were chosen for the update, whatever part of each is trained on."""
 
-    reward_local: float
+    reward_local: Finite
     """Mean reward of the node's own completions, from 0 to 1. Others' completions never count here."""
 
     reward_external: Measured

@@ -110,7 +110,7 @@ def _trained_model(data: DataDir, rounds: Sequence[int]) -> str | None:
     for number in reversed(rounds):
         try:
             return str(json.loads((data.checkpoints_path / f"{number:08}" / STATE).read_bytes())["model"])
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             continue  # pruned meanwhile or damaged: whoever loads it says so
     return None
 

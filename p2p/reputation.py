@@ -77,6 +77,9 @@ MAX_PEERS = 4096
 
 _SPARE = 512
 _NEGLIGIBLE = 0.01
+_LONG_AGO = 1e9
+"""Seconds after which all is forgotten; what a damaged file says beyond them would overflow."""
+
 _MAX_FILE = 4 * 2**20
 
 
@@ -144,7 +147,9 @@ class Reputation:
             self._ban(peer, entry)
 
     def credit(self, peer: str, groups: int) -> None:
-        """So many of the peer's groups were admitted."""
+        """So many of the peer's groups were admitted. While it is banned that earns nothing."""
+        if self.banned(peer):
+            return
         entry = self._faded(peer)
         if entry.score < MAX_CREDIT:
             entry.score = min(entry.score + CREDIT * groups, MAX_CREDIT)
@@ -181,12 +186,12 @@ class Reputation:
         except (OSError, ValidationError) as error:
             self._set_aside(self._path, error)
             return
-        away = max(self._now() - saved.saved, 0.0)
+        away = min(max(self._now() - saved.saved, 0.0), _LONG_AGO)
         start = self._clock() - away
         for peer, entry in saved.peers.items():
             # Whatever the file says, no ban is longer than the longest.
-            entry.at = start + min(entry.at, BANS[-1])
-            entry.until = start + min(entry.until, BANS[-1])
+            entry.at = start + max(min(entry.at, BANS[-1]), -_LONG_AGO)
+            entry.until = start + max(min(entry.until, BANS[-1]), -_LONG_AGO)
             self._entries[peer] = entry
         self._forget()
 

@@ -207,7 +207,7 @@ def _verified(path: Path) -> Checkpoint:
                 raise CheckpointError(f"{name} is not what was written")
         state = json.loads((path / STATE).read_text("utf-8"))
         return Checkpoint(int(state["round"]), path, state)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise CheckpointError(f"{type(error).__name__}: {error}") from error
 
 

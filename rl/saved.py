@@ -21,6 +21,8 @@ from rl.work import is_out_of_memory, out_of_memory_as
 FORMAT = 1
 STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
 
+_MANY = 2**63
+
 
 @dataclass(frozen=True, slots=True)
 class Saved:
@@ -87,19 +89,25 @@ def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]]:
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    return isinstance(values, list) and all(_is_finite(value) for value in values)
+
+
+def _is_finite(value: Any) -> bool:
+    # Any whole number is finite, and one of too many digits would not be taken by `isfinite`.
+    return (type(value) is int and abs(value) < _MANY) or (type(value) is float and math.isfinite(value))
 
 
 def _read_state(path: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if (
         not isinstance(state, dict)
         or state.get("format") != FORMAT
         or not {"model", "lora"} <= state.keys()
-        or not isinstance(state.get("step"), int)
+        or type(state.get("step")) is not int
+        or not 0 <= state["step"] < _MANY
         # Missing in what was saved before there was a gate.
         or not _are_numbers(state.get("gate", []))
     ):

@@ -8,10 +8,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 MAX_SEED = 2**63 - 1
 """Seeds and indices are non-negative and fit a signed 64-bit integer, so that every language can hold them."""
+
+MAX_TEXT = 2**18
+"""Characters in a prompt or an answer. No policy reads as many."""
 
 HELD_OUT_SHARE = 10
 """One prompt in this many belongs to the held-out split."""
@@ -124,6 +127,14 @@ def is_held_out(prompt: str) -> bool:
     """
     digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") % HELD_OUT_SHARE == 0
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Whether it is text that UTF-8 can hold. JSON can spell half a character, which travels nowhere."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 _OPENING, _CLOSING = "<answer>", "</answer>"

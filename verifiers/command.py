@@ -22,7 +22,7 @@ import trio
 from trio.lowlevel import FdStream
 
 from verifiers import access, confined, launch
-from verifiers.base import Task, TaskRef, UnknownTask, VerifierError, canonical_json, extract_answer
+from verifiers.base import MAX_TEXT, Task, TaskRef, UnknownTask, VerifierError, canonical_json, extract_answer, is_text
 from verifiers.confined import Policy
 from verifiers.process import Group, readable
 from verifiers.registry import unknown
@@ -234,12 +234,16 @@ class Program:
             # A cancelled or broken exchange leaves an answer in the pipe that would pass for the next one's.
             if not answered:
                 await self.kill()
-        if "error" in reply:
-            raise VerifierError(f"the program of [verifiers.commands.{self._name}] says: {reply['error']}")
+        return self._taken(line, reply, read)
+
+    def _taken(self, line: bytes, reply: dict[str, Any], read: Callable[[dict[str, Any]], T]) -> T:
         try:
-            return read(reply)
+            if "error" not in reply:
+                return read(reply)
+            told = _text(reply["error"])
         except (KeyError, TypeError, ValueError) as error:
             raise VerifierError(self._complaint(f"answered {line[:200]!r}, which is not a reply: {error}")) from error
+        raise VerifierError(f"the program of [verifiers.commands.{self._name}] says: {told[:_QUOTED_LOG]}")
 
     def _start(self) -> _Running:
         environment = {name: os.environ[name] for name in _PASSED if name in os.environ}
@@ -330,9 +334,13 @@ class Program:
 
 def _made(reply: dict[str, Any]) -> tuple[str, str | None]:
     prompt, answer = reply["prompt"], reply["answer"]
-    if not isinstance(prompt, str) or not (answer is None or isinstance(answer, str)):
-        raise TypeError("prompt must be text, answer text or null")
-    return prompt, answer
+    return _text(prompt), None if answer is None else _text(answer)
+
+
+def _text(value: Any) -> str:
+    if not is_text(value) or len(value) > MAX_TEXT:
+        raise ValueError(f"prompt and error must be text, answer text or null, of at most {MAX_TEXT} characters")
+    return value
 
 
 def _scored(reply: dict[str, Any]) -> float:

@@ -10,7 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from verifiers.base import Example, Task, TaskRef, UnknownTask, VerifierError, canonical_json, is_held_out
+from verifiers.base import (
+    MAX_TEXT,
+    Example,
+    Task,
+    TaskRef,
+    UnknownTask,
+    VerifierError,
+    canonical_json,
+    is_held_out,
+    is_text,
+)
 
 _EXAMPLE_TRIES = 20
 
@@ -102,8 +112,11 @@ def _pair(file: Path, number: int, line: bytes) -> tuple[str, str]:
     if not isinstance(value, dict):
         raise VerifierError(f"{file}, line {number}: not a JSON object")
     for key in ("question", "answer"):
-        if not isinstance(value.get(key), str) or not value[key].strip():
+        text = value.get(key)
+        if not is_text(text) or not text.strip():
             raise VerifierError(f'{file}, line {number}: "{key}" has to be text that is not empty')
+        if len(text) > MAX_TEXT:
+            raise VerifierError(f'{file}, line {number}: "{key}" has more than {MAX_TEXT} characters')
     return value["question"], value["answer"]
 
 

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import trio
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from verifiers import access
-from verifiers.base import Example, NoSuchTask, Task, TaskRef, UnknownTask, VerifierError
+from verifiers.base import MAX_TEXT, Example, NoSuchTask, Task, TaskRef, UnknownTask, VerifierError
 from verifiers.codec import FrameError
 from verifiers.command import Commands
 from verifiers.isolation import OUT_OF_MEMORY, environment
@@ -42,17 +42,30 @@ _OVERSLEPT = 1.0
 """Seconds past a deadline from which on it was this process that stood still (stopped, or on a machine that slept), and
 not the worker, whose reply may be there already."""
 
-_QUOTED_LOG = 600
+_QUOTED_LOG, _QUOTED_ERROR = 600, 2000
 
 _REPORTED = {"NoSuchTask": NoSuchTask, "UnknownTask": UnknownTask}
 """What a worker names, beside VerifierError itself."""
 
-_MADE: TypeAdapter[tuple[str, str, str | None, tuple[str, str] | None]] = TypeAdapter(
-    tuple[str, str, str | None, tuple[str, str] | None]
+# What a worker may say. An answer that has taken it over says anything, and what is taken goes on to the learner, the
+# pool and the log: so types and lengths are checked.
+_Text = Annotated[str, Field(max_length=MAX_TEXT)]
+_Word = Annotated[str, Field(max_length=256)]
+_HELLO: TypeAdapter[tuple[Literal["hello"], dict[_Word, bool]]] = TypeAdapter(
+    tuple[Literal["hello"], Annotated[dict[_Word, bool], Field(max_length=64)]]
 )
-_REWARD: TypeAdapter[tuple[float, str]] = TypeAdapter(tuple[float, str])
-_CANONICAL: TypeAdapter[tuple[str, str]] = TypeAdapter(tuple[str, str])
-_ISOLATION: TypeAdapter[dict[str, bool]] = TypeAdapter(dict[str, bool])
+_REPLY: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[Any], Field(min_length=2)])
+_ONE: TypeAdapter[tuple[Any]] = TypeAdapter(tuple[Any])
+_ERROR: TypeAdapter[tuple[str, str]] = TypeAdapter(tuple[_Word, _Text])
+_CANONICAL: TypeAdapter[tuple[str, str]] = TypeAdapter(tuple[_Word, _Text])
+_MADE: TypeAdapter[tuple[str, str, str | None, tuple[str, str] | None]] = TypeAdapter(
+    tuple[_Word, _Text, _Text | None, tuple[_Text, _Text] | None]
+)
+_REWARD: TypeAdapter[tuple[float, str]] = TypeAdapter(
+    tuple[Annotated[float, Field(ge=0, le=1)], Literal["scored", "refused", "raised"]]
+)
+
+T = TypeVar("T")
 
 
 class SandboxError(VerifierError):
@@ -100,10 +113,7 @@ class Worker:
             await self._send(
                 [self._settings.options, self._settings.memory_mb, sorted(self.readable), list(self._private)]
             )
-            kind, isolation = await self._frame(START_SECONDS, 2)
-            if kind != "hello":
-                raise WorkerLost("crashed", f"it said {kind!r} instead of hello")
-            self.isolation = _checked(_ISOLATION, isolation)
+            _, self.isolation = self.checked(_HELLO, await self._frame(START_SECONDS))
             self.busy = False
 
     async def load(self, verifier: str) -> None:
@@ -115,7 +125,8 @@ class Worker:
     async def call(self, operation: str, *arguments: Any, seconds: float) -> Any:
         """One request with one reply. Raises what the worker reports, or WorkerLost."""
         await self.request(operation, *arguments)
-        return await self.reply("ok", seconds)
+        (value,) = self.checked(_ONE, await self.reply("ok", seconds))
+        return value
 
     async def request(self, operation: str, *arguments: Any) -> None:
         """Send a request whose replies are then read one by one. Raises WorkerLost if there is a reply already."""
@@ -127,15 +138,28 @@ class Worker:
 
     async def reply(self, kind: str, seconds: float) -> Any:
         """The values of the next reply to the last request, which has to be of this kind."""
-        number, got, *values = await self._frame(seconds, 2)
+        number, got, *values = self.checked(_REPLY, await self._frame(seconds))
         if number != self._number:
             raise WorkerLost("crashed", "it answered a request that was not asked")
-        self.busy = got not in ("ok", "error")
-        if got == "error" and len(values) == 2:
-            raise _REPORTED.get(str(values[0]), VerifierError)(str(values[1]))
+        if got == "error":
+            name, told = self.checked(_ERROR, values)
+            self.busy = False
+            raise _REPORTED.get(name, VerifierError)(told[:_QUOTED_ERROR])
         if got != kind:
-            raise WorkerLost("crashed", f"it replied {got!r} where {kind!r} was due")
+            raise WorkerLost("crashed", f"it replied something else than {kind!r}")
+        self.busy = got != "ok"
         return values
+
+    def checked(self, adapter: TypeAdapter[T], value: Any) -> T:
+        """`value`, if it is what it should be. Raises WorkerLost, and the worker is not to be used again.
+
+        Nothing of what is wrong is quoted: it may be as long, or as deep, as a frame allows.
+        """
+        try:
+            return adapter.validate_python(value)
+        except ValidationError:
+            self.busy = True
+            raise WorkerLost("crashed", "it sent values of the wrong type") from None
 
     async def kill(self) -> int:
         """End it, whatever it is doing. Returns its exit status."""
@@ -151,16 +175,13 @@ class Worker:
             self.busy = False
             raise VerifierError(f"too much for one request to the sandbox: {error}") from error
 
-    async def _frame(self, seconds: float, least: int) -> list[Any]:
+    async def _frame(self, seconds: float) -> Any:
         try:
-            frame = await self._awaited(seconds)
+            return await self._awaited(seconds)
         except EOFError as error:
             raise await self._lost() from error
         except FrameError as error:
             raise WorkerLost("crashed", f"it sent something else than a frame: {error}") from error
-        if not isinstance(frame, list) or len(frame) < least:
-            raise WorkerLost("crashed", "it sent a frame that is not a reply")
-        return frame
 
     async def _awaited(self, seconds: float) -> Any:
         """The next frame. Raises WorkerLost if it does not come in time, or what `FrameStream.receive` raises."""
@@ -232,8 +253,7 @@ class Sandbox:
         self._readable.update(access.named(config))
         try:
             async with self._worker(verifier) as worker:
-                (value,) = await worker.call("canonical", *told, seconds=START_SECONDS)
-                answer: tuple[str, str] = _checked(_CANONICAL, value)
+                answer = worker.checked(_CANONICAL, await worker.call("canonical", *told, seconds=START_SECONDS))
         except WorkerLost as error:
             raise VerifierError(f"this task configuration cannot be used: {error}") from error
         if told not in self._told:
@@ -249,8 +269,8 @@ class Sandbox:
         for attempt in range(_ATTEMPTS):
             try:
                 async with self._worker(ref.verifier, fresh=attempt > 0) as worker:
-                    (value,) = await worker.call("make", _listed(ref), seconds=self._settings.answer_seconds)
-                    kind, prompt, answer, example = _checked(_MADE, value)
+                    value = await worker.call("make", _listed(ref), seconds=self._settings.answer_seconds)
+                    kind, prompt, answer, example = worker.checked(_MADE, value)
                 return Task(ref, kind, prompt, answer, Example(*example) if example else None)
             except WorkerLost as error:
                 if error.outcome == "timeout" or attempt + 1 == _ATTEMPTS:
@@ -310,9 +330,8 @@ class Sandbox:
             except WorkerLost as error:
                 raise MakingLost(error.outcome, str(error)) from error
             while len(scores) < len(texts):
-                score, outcome = _checked(_REWARD, await worker.reply("reward", self._settings.answer_seconds))
-                if not 0 <= score <= 1 or outcome not in ("scored", "refused", "raised"):
-                    raise WorkerLost("crashed", "it sent something else than a reward")
+                reply = await worker.reply("reward", self._settings.answer_seconds)
+                score, outcome = worker.checked(_REWARD, reply)
                 outcomes[outcome] += 1
                 scores.append(score)
             await worker.reply("ok", self._settings.answer_seconds)
@@ -425,10 +444,3 @@ def _ended(status: int) -> tuple[str, str]:
 
 def _listed(ref: TaskRef) -> list[Any]:
     return [ref.verifier, ref.version, ref.config, ref.seed, ref.index]
-
-
-def _checked(adapter: TypeAdapter[Any], value: Any) -> Any:
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        raise WorkerLost("crashed", "it sent values of the wrong type") from error

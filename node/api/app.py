@@ -80,7 +80,8 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    # Not `request.url`, which cannot be had of a query that is no UTF-8.
+    response = ApiError(error.status_code, f"{request.method} {request.scope['path']}: {error.detail}").response()
     response.headers.update(error.headers or {})
     return response
 

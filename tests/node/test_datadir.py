@@ -90,3 +90,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert "OSError" in failed.stderr
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_killed_writers_left_is_swept_away_at_the_next_start(tmp_path: Path) -> None:
+    mine = (".identity.key.a1b2c3d4", ".config.toml.zzzzzzzz", ".peers.json._x0_x0_x", ".reputation.json.12345678")
+    others = (".evaluation.json.a1b2c3d4", ".config.toml.swp", "identity.key", "peers.json.damaged", ".x.12345678")
+    for name in (*mine, *others):
+        (tmp_path / name).touch()
+    with DataDir.open(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {*others, "lock"}
+    (tmp_path / mine[0]).touch()
+    DataDir.look(tmp_path)
+    assert (tmp_path / mine[0]).exists(), "only the node that holds the lock may"

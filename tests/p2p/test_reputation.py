@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p.reasons import Reason
-from p2p.reputation import BANS, HALF_LIFE, MAX_CREDIT, MAX_PEERS, WEIGHTS, Reputation
+from p2p.reputation import AFTER_BAN, BANS, HALF_LIFE, MAX_CREDIT, MAX_PEERS, WEIGHTS, Reputation
 from tests.p2p.fakes import Clock
 
 DAY = 86400.0
@@ -234,3 +234,13 @@ def test_peers_are_bounded_and_bans_outlast_strangers(tmp_path: Path) -> None:
     assert len(again.of.standings()) <= MAX_PEERS
     assert again.of.banned("bad") > 0
     assert again.of.score("odd") < -30
+
+
+def test_what_is_admitted_during_a_ban_makes_nobody_better() -> None:
+    watched = Watched()
+    ban = watched.ban("a")
+    watched.pass_time(ban / 2)
+    watched.of.credit("a", 100)
+    watched.pass_time(ban / 2)
+    assert watched.of.banned("a") == 0
+    assert watched.of.score("a") == AFTER_BAN
