@@ -147,6 +147,7 @@ def outcome(cumulative: float) -> Outcome:
     return Outcome(
         reward=[cumulative / 2] * 2,
         entropy=[0.5] * 2,
+        poisoned=0.0,
         held_out={2: HeldOut(0.25, 0.75)},
         cumulative=cumulative,
         worst=0.1,

@@ -56,7 +56,7 @@ class Stream:
 class Child:
     """A `verifiers.process.Child` that says these values whatever it is told, and then ends."""
 
-    pid, running = 0, True
+    pid, running, pending = 0, True, False
 
     def __init__(self, data: bytes) -> None:
         self.frames = self

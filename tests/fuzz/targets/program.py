@@ -8,6 +8,7 @@ from tests.fuzz.scratch import directory
 from verifiers.base import VerifierError
 from verifiers.codec import pack
 from verifiers.command import Program, _made, _scored
+from verifiers.settings import CommandSettings, VerifierSettings
 
 DIRECTORY = directory()
 
@@ -25,9 +26,9 @@ def seeds() -> list[bytes]:
 class _Answering(Program):
     """One that has answered."""
 
-    def __init__(self, log: Path) -> None:
-        super().__init__("x", ["/bin/x"], 1.0, log)
-        log.touch()
+    def __init__(self, place: Path) -> None:
+        super().__init__("x", CommandSettings(argv=["/bin/x"]), VerifierSettings(), place, [])
+        place.with_suffix(".log").touch()
 
     def told(self, line: bytes, read: Callable[[dict[str, Any]], Any]) -> Any:
         return self._taken(line, self._decode(line), read)

@@ -35,7 +35,7 @@ class _Scripted(Sandbox):
         self._log.touch()
 
     def _spawn(self) -> Worker:
-        return Worker(cast(RealChild, self._child), self._settings)
+        return Worker(cast(RealChild, self._child), self._settings, [], [])
 
 
 def run(data: bytes) -> None:
