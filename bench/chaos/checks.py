@@ -19,6 +19,9 @@ CHECKPOINT_EVERY = 10
 PROGRESS = 10
 """Rounds that each node has to finish after the last fault is healed."""
 
+_HARMLESS = {"overloaded", "capped", "stale"}
+"""What a node that catches up, or whose clock is wrong, may refuse."""
+
 WARM_SECONDS = 40.0
 """Age from which on a process counts as loaded."""
 
@@ -137,6 +140,10 @@ def problems_of_life(member: Member, healed_at: int) -> list[str]:
         found.append("heard nothing since the last fault")
     if (most := max(member.again(), default=0)) > CHECKPOINT_EVERY:
         found.append(f"lost {most} rounds at once")
+    if wrong := sorted(set(member.progress.rejected) - _HARMLESS):
+        found.append(f"refused what honest nodes sent: {', '.join(wrong)}")
+    if member.banned:
+        found.append(f"bans {member.banned} honest nodes")
     if count := member.tracebacks():
         found.append(f"{count} tracebacks in {member.log.name}")
     return found

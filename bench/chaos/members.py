@@ -15,6 +15,7 @@ import psutil
 from bench.chaos.clock import write_offset
 from bench.chaos.place import Place
 from node.datadir import DataDir
+from node.snapshot import read_snapshot
 from node.testnet.watch import Progress
 from verifiers import launch
 
@@ -72,6 +73,8 @@ class Member:
         self.rounds: list[tuple[float, int]] = []
         self.ills: set[str] = set()
         """Kinds of the faults that it has now."""
+        self.banned = 0
+        """Nodes that it bans in the end; all are honest."""
         self.starts = 0
         self._disk_until = -_EXCUSED_SECONDS
         self._begun_at = 0
@@ -176,6 +179,13 @@ class Member:
         except psutil.Error:
             return []
         return found
+
+    def tell_to_end(self) -> None:
+        """SIGTERM, after a last look at what it thinks of others."""
+        if self._process is not None:
+            snapshot = read_snapshot(self.data.swarm_path, self._process.pid)
+            self.banned = sum(row.banned_seconds > 0 for row in snapshot.peers) if snapshot is not None else 0
+        self.signal(signal.SIGTERM)
 
     def wait(self, now: float, seconds: float) -> None:
         """Wait for the end of a node that was told to end. One that does not in time is killed."""

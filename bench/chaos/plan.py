@@ -78,7 +78,7 @@ def draw(seed: int, nodes: int, seconds: float, kinds: Collection[Kind]) -> list
     """
     choice = random.Random(seed)
     # Often enough in a short run, too, for each kind to come.
-    gap = min(SECONDS_A_FAULT_AND_NODE / nodes, seconds / (2 * len(kinds)))
+    gap = min(SECONDS_A_FAULT_AND_NODE / nodes, seconds / (3 * len(kinds)))
     busy: dict[tuple[str, int], float] = {}
     found: list[Fault] = []
     deck: list[Kind] = []
@@ -89,9 +89,12 @@ def draw(seed: int, nodes: int, seconds: float, kinds: Collection[Kind]) -> list
             return found
         if not deck:
             deck = _deck(choice, kinds)
-        fault = _fault(choice, at, deck.pop(), nodes, seconds, busy)
+        kind = deck.pop()
+        fault = _fault(choice, at, kind, nodes, seconds, busy)
         if fault is not None:
             found.append(fault)
+        else:
+            deck.insert(0, kind)
 
 
 def _deck(choice: random.Random, kinds: Collection[Kind]) -> list[Kind]:
@@ -108,7 +111,7 @@ def _fault(
 ) -> Fault | None:
     """None if there is no node left to hit, or no time."""
     low, high = SECONDS[kind]
-    length = min(choice.uniform(low, high), max(low, seconds / 4))
+    length = min(choice.uniform(low, high), max(low, seconds / 6))
     if kind == "partition":
         side = choice.sample(range(1, nodes + 1), choice.randint(1, max(1, nodes // 2)))
         hit, things = tuple(sorted(side)), [(_TOUCHES[kind], 0)]
