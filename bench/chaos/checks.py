@@ -22,8 +22,8 @@ PROGRESS = 10
 _HARMLESS = {"overloaded", "capped", "stale"}
 """What a node that catches up, or whose clock is wrong, may refuse."""
 
-WARM_SECONDS = 40.0
-"""Age from which on a process counts as loaded."""
+WARM_ROUNDS = 5
+"""Rounds after which a process counts as loaded. Seconds would not do: a busy machine takes minutes to load one."""
 
 MOST_MB, MOST_FILES = 40.0, 20.0
 """By how much a process may grow in the second half of the run, as its slope says. A pool that fills is 10 MB."""
@@ -102,7 +102,7 @@ def growth(samples: Sequence[Sample], since: float, until: float) -> tuple[float
     """
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
-        if sample.at >= since and sample.age >= WARM_SECONDS:
+        if sample.at >= since and sample.rounds >= WARM_ROUNDS:
             lives.setdefault(sample.pid, []).append(sample)
     times, memory, files = [], [], []
     for life in lives.values():

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,12 +47,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one time: resident memory in bytes, open file descriptors."""
+    """One process at one time: resident memory in bytes, open file descriptors.
+
+    `rounds` are those that the node has finished since the process was first seen.
+    """
 
     at: float
     role: str
     pid: int
-    age: float
+    rounds: int
     rss: int
     files: int
 
@@ -78,6 +80,8 @@ class Member:
         self.starts = 0
         self._disk_until = -_EXCUSED_SECONDS
         self._begun_at = 0
+        self._gained = 0
+        self._seen: dict[int, int] = {}
         self._killed = False
         self._next: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,7 +148,10 @@ class Member:
             self._next = self._next or now + _AGAIN_SECONDS
         if self._process is None and self._next is not None and now >= self._next:
             self.start()
+        before = self.done
         self.progress.read()
+        # Rounds that are done again count twice: they are work.
+        self._gained += max(0, self.done - before)
         self.rounds.append((now, self.done))
 
     def _excuse(self, now: float, status: int) -> str | None:
@@ -161,8 +168,8 @@ class Member:
         for process, role in self._processes():
             try:
                 with process.oneshot():
-                    age = time.time() - process.create_time()
-                    sample = Sample(now, role, process.pid, age, process.memory_info().rss, process.num_fds())
+                    rounds = self._gained - self._seen.setdefault(process.pid, self._gained)
+                    sample = Sample(now, role, process.pid, rounds, process.memory_info().rss, process.num_fds())
             except psutil.Error:
                 continue
             self.samples.append(sample)

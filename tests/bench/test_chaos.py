@@ -91,9 +91,9 @@ def test_a_damaged_pool_is_seen(tmp_path: Path) -> None:
     assert len(problems_of_pool(path)) == 1
 
 
-def samples(pid: int, since: int, megabytes: float, slope: float, age: float = 100.0) -> list[Sample]:
+def samples(pid: int, since: int, megabytes: float, slope: float) -> list[Sample]:
     return [
-        Sample(at, "node", pid, age + at - since, int(2**20 * (megabytes + slope * (at - since))), 20)
+        Sample(at, "node", pid, 10, int(2**20 * (megabytes + slope * (at - since))), 20)
         for at in range(since, since + 100)
     ]
 
@@ -103,7 +103,7 @@ def test_growth_is_that_of_processes_and_not_of_one_that_is_larger_than_another(
     assert growth(flat, 100, 300) == pytest.approx((0, 0))
     growing = samples(1, 100, 100, 0.5) + samples(2, 200, 60, 0.5)
     assert growth(growing, 100, 300) == pytest.approx((100, 0))
-    loading = [*samples(1, 100, 100, 0.0), Sample(150, "node", 2, 1.0, 0, 0), Sample(160, "node", 2, 11.0, 2**30, 0)]
+    loading = [*samples(1, 100, 100, 0.0), Sample(150, "node", 2, 0, 0, 0), Sample(160, "node", 2, 1, 2**30, 0)]
     assert growth(loading, 100, 300) == pytest.approx((0, 0))
     assert growth([], 0, 100) == (0, 0)
 
