@@ -152,9 +152,9 @@ def measure(arguments: argparse.Namespace, place: Place, stop: Stop) -> int:
         problems = [
             *problems_of_life(member, healed_at),
             *problems_of_files(member.data, member.done),
-            *problems_of_growth(member.samples, half, chaos.ended),
+            *problems_of_growth(member.samples, half),
         ]
-        rows.append(report.figures(member, healed_at, half, chaos.ended, problems))
+        rows.append(report.figures(member, healed_at, half, problems))
         if problems:
             shutil.copytree(member.data.path, arguments.out / f"node-{member.number}", dirs_exist_ok=True)
     report.show(rows, chaos.world.done, Console(width=200))

@@ -25,8 +25,9 @@ _HARMLESS = {"overloaded", "capped", "stale"}
 WARM_ROUNDS = 5
 """Rounds after which a process counts as loaded. Seconds would not do: a busy machine takes minutes to load one."""
 
-MOST_MB, MOST_FILES = 40.0, 20.0
-"""By how much a process may grow in the second half of the run, as its slope says. A pool that fills is 10 MB."""
+MOST_MB, MOST_FILES = 40.0, 16.0
+"""By how much a process may grow while it is watched, as the slope says. A pool that fills, and what torch keeps between
+batches of two sizes, make half of that."""
 
 
 def problems_of_record(path: Path) -> list[str]:
@@ -95,16 +96,18 @@ def problems_of_files(data: DataDir, last: int) -> list[str]:
     return found
 
 
-def growth(samples: Sequence[Sample], since: float, until: float) -> tuple[float, float]:
-    """By how many MB and files processes of one role grew from `since` to `until`.
+def growth(samples: Sequence[Sample], since: float) -> tuple[float, float]:
+    """By how many MB and files processes of one role have grown after `since`.
 
-    One slope through the lives of all its processes, each with a level of its own, from where it has loaded.
+    One slope through the lives of all its processes, each with a level of its own and from where it has loaded, times
+    the longest of these lives: the slope of short ones says little about a longer time.
     """
     lives: dict[int, list[Sample]] = {}
     for sample in samples:
         if sample.at >= since and sample.rounds >= WARM_ROUNDS:
             lives.setdefault(sample.pid, []).append(sample)
     times, memory, files = [], [], []
+    longest = max((life[-1].at - life[0].at for life in lives.values()), default=0.0)
     for life in lives.values():
         columns = np.array([(sample.at, sample.rss / 2**20, sample.files) for sample in life])
         centred = columns - columns.mean(axis=0)
@@ -116,18 +119,18 @@ def growth(samples: Sequence[Sample], since: float, until: float) -> tuple[float
     if spread == 0.0:
         return 0.0, 0.0
     slopes = [float(at @ np.concatenate(values)) / spread for values in (memory, files)]
-    return slopes[0] * (until - since), slopes[1] * (until - since)
+    return slopes[0] * longest, slopes[1] * longest
 
 
-def problems_of_growth(samples: Sequence[Sample], half: float, until: float) -> list[str]:
-    """Which kinds of process of a node grow. A run too short to say counts as flat."""
+def problems_of_growth(samples: Sequence[Sample], half: float) -> list[str]:
+    """Which kinds of process of a node grow. `half`: seconds until the second half of the run."""
     found = []
     for role in sorted({sample.role for sample in samples}):
-        memory, files = growth([sample for sample in samples if sample.role == role], half, until)
+        memory, files = growth([sample for sample in samples if sample.role == role], half)
         if memory > MOST_MB:
-            found.append(f"{role}: {memory:.0f} MB more in the second half")
+            found.append(f"{role}: {memory:.0f} MB more")
         if files > MOST_FILES:
-            found.append(f"{role}: {files:.0f} files more in the second half")
+            found.append(f"{role}: {files:.0f} files more")
     return found
 
 

@@ -1,5 +1,6 @@
 """A node as a process that is killed, stopped and started again, and what was seen of it meanwhile."""
 
+import math
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import psutil
 
 from bench.chaos.clock import write_offset
 from bench.chaos.place import Place
+from bench.chaos.plan import Kind
 from node.datadir import DataDir
 from node.snapshot import read_snapshot
 from node.testnet.watch import Progress
@@ -21,7 +23,7 @@ from verifiers import launch
 _AGAIN_SECONDS = 2.0
 """Until a node that ended by itself is started again, as a service manager would."""
 
-_EXCUSED_SECONDS = 20.0
+_EXCUSED_SECONDS = 30.0
 """How long after a fault of its disk a node may end because of it."""
 
 _ROLES = {"rl.learner_child": "learner", "verifiers.worker": "worker"}
@@ -73,13 +75,13 @@ class Member:
         self.exits: list[Exit] = []
         self.samples: list[Sample] = []
         self.rounds: list[tuple[float, int]] = []
-        self.ills: set[str] = set()
+        self.ills: set[Kind] = set()
         """Kinds of the faults that it has now."""
         self.banned = 0
         """Nodes that it bans in the end; all are honest."""
         self.starts = 0
-        self._disk_until = -_EXCUSED_SECONDS
-        self._begun_at = 0
+        self._last_ill: dict[Kind, float] = {}
+        self._gained_at_start = 0
         self._gained = 0
         self._seen: dict[int, int] = {}
         self._killed = False
@@ -107,7 +109,7 @@ class Member:
     def start(self) -> None:
         """Start the process. From the main thread, at whose end the kernel kills it."""
         self._next = None
-        self._begun_at = self.done
+        self._gained_at_start = self._gained
         self.starts += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -139,8 +141,7 @@ class Member:
 
     def look(self, now: float) -> None:
         """Take in what has happened, and start again what has ended."""
-        if self.ills & {"full", "read-only"}:
-            self._disk_until = now
+        self._last_ill.update(dict.fromkeys(self.ills, now))
         if self._process is not None and (status := self._process.poll()) is not None:
             self._process = None
             self.exits.append(Exit(now, status, self._excuse(now, status)))
@@ -157,10 +158,13 @@ class Member:
     def _excuse(self, now: float, status: int) -> str | None:
         if self._killed and status == -signal.SIGKILL:
             return "killed"
-        disk = now - self._disk_until < _EXCUSED_SECONDS
-        # Nothing can be written, so a node may say so and end. One that trains has to wait for room.
-        if status == 1 and disk and (self.done == self._begun_at or "read-only" in self.ills):
-            return "disk"
+        since = {kind: now - at for kind, at in self._last_ill.items()}
+        # Nothing can be written, so a node says so and ends, which takes a busy machine a while.
+        if status == 1 and since.get("read-only", math.inf) < _EXCUSED_SECONDS:
+            return "read-only"
+        # One that trains has to wait for room; only one that starts may end.
+        if status == 1 and since.get("full", math.inf) < _EXCUSED_SECONDS and self._gained == self._gained_at_start:
+            return "full"
         return None
 
     def measure(self, now: float) -> None:

@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 _COLOURS = {kind: f"C{number}" for number, kind in enumerate(WEIGHTS)}
 
 
-def figures(member: Member, healed_at: int, half: float, until: float, problems: Sequence[str]) -> dict[str, Any]:
+def figures(member: Member, healed_at: int, half: float, problems: Sequence[str]) -> dict[str, Any]:
     """What is told of one node."""
     row: dict[str, Any] = {
         "node": member.number,
@@ -38,7 +38,7 @@ def figures(member: Member, healed_at: int, half: float, until: float, problems:
         samples = [sample for sample in member.samples if sample.role == role]
         memory = [sample.rss / 2**20 for sample in samples] or [0.0]
         files = [sample.files for sample in samples] or [0]
-        grown = growth(samples, half, until)
+        grown = growth(samples, half)
         row[f"{role}_mb"] = {"first": memory[0], "last": memory[-1], "max": max(memory), "growth": grown[0]}
         row[f"{role}_files"] = {"first": files[0], "last": files[-1], "max": max(files), "growth": grown[1]}
     return row
@@ -66,7 +66,7 @@ def show(rows: Sequence[Mapping[str, Any]], faults: Sequence[Fault], console: Co
     table.add_section()
     table.add_row("all", *sums)
     console.print(table)
-    console.print("of memory and files: first, last, highest, and growth over the second half as the slope says")
+    console.print("of memory and files: first, last, highest, and growth in the second half as the slope says")
     for row in rows:
         for problem in row["problems"]:
             console.print(f"node {row['node']}: {problem}", style="red", markup=False)
