@@ -26,8 +26,8 @@ WARM_ROUNDS = 5
 """Rounds after which a process counts as loaded. Seconds would not do: a busy machine takes minutes to load one."""
 
 MOST_MB, MOST_FILES = 40.0, 16.0
-"""By how much a process may grow while it is watched, as the slope says. A pool that fills, and what torch keeps between
-batches of two sizes, make half of that."""
+"""By how much a process may grow while it is watched, as the slope says. A pool that fills, and what torch keeps
+between batches of two sizes, make half of that."""
 
 
 def problems_of_record(path: Path) -> list[str]:
