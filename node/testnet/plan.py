@@ -116,7 +116,7 @@ def make_plans(wishes: Wishes) -> list[NodePlan]:
     numbers = range(1, wishes.count + 1)
     # All of them before the first folder is made: a mistake leaves nothing behind.
     loaded = [_load(wishes, directory, number) for number in numbers]
-    ports = _free_ports(wishes.count)
+    ports = free_ports(wishes.count)
     plans = [_plan(wishes, directory, *parts) for parts in zip(numbers, loaded, ports, strict=True)]
     meeting = [plan for plan in plans if not plan.silo and (wishes.rounds is None or plan.done < wishes.rounds)]
     return [_connected(plan, meeting, wishes.settings) for plan in plans]
@@ -230,7 +230,7 @@ def _peer_id(path: Path) -> str:
         return Identity.load_or_create(data.identity_path).node_id
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports on loopback that nobody listens on just now."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
