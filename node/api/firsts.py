@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import NoReturn
 
 import trio
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from node import logs
 from node.api.models import First, Firsts, Helper
 from node.datadir import write_atomically
 from rl.rollouts import ScoredGroup
+from verifiers.codec import unpack
 
 MAX_KINDS = 1000
 """Kinds of task that are followed; a mix has a few dozen at most."""
+
+RIGHT = 1 - 1e-6
+
+_GROUP = TypeAdapter(ScoredGroup)
 
 
 class FirstSuccesses:
@@ -38,7 +43,7 @@ class FirstSuccesses:
         """Take in the own groups of a finished round."""
         for scored in groups:
             kind = scored.group.task.kind
-            if kind not in self._firsts and max(scored.rewards) > 0 and len(self._firsts) < MAX_KINDS:
+            if kind not in self._firsts and _solved(scored) and len(self._firsts) < MAX_KINDS:
                 self._firsts[kind] = First(kind=kind, round=number, time=time, helper=None)
                 self._unsure.append(kind)
                 self._news.set()
@@ -89,24 +94,39 @@ def find_helper(pool: Path, kind: str, number: int) -> Helper | None:
     One that was trained on before it counts more than one that was not, then the earlier. Raises sqlite3.Error.
     """
     with closing(_open(pool)) as connection:
-        row = connection.execute(
-            "SELECT origin, groups.round, min(draws.round) AS trained FROM groups"
+        rows = connection.execute(
+            "SELECT origin, groups.round, min(draws.round) AS trained, body FROM groups"
             " LEFT JOIN draws ON draws.id = groups.id AND draws.round < ?2"
             " WHERE external = 1 AND kind = ?1 AND reward > 0 AND groups.round < ?2"
-            " GROUP BY groups.id ORDER BY trained IS NULL, trained, groups.id LIMIT 1",
+            " GROUP BY groups.id ORDER BY trained IS NULL, trained, groups.id",
             (kind, number),
-        ).fetchone()
-    return None if row is None else Helper(origin=row[0], round=row[1], trained_in=row[2])
+        )
+        for origin, came, trained, body in rows:
+            if _solved(_GROUP.validate_python(unpack(body))):
+                return Helper(origin=origin, round=came, trained_in=trained)
+    return None
+
+
+def _solved(scored: ScoredGroup) -> bool:
+    """Whether a completion is right. Some verifiers also reward a part of an answer, or its form."""
+    return max(scored.rewards) >= RIGHT
 
 
 def _from_pool(pool: Path) -> list[First]:
     if not pool.exists():
         return []
+    found: dict[str, int] = {}
     with closing(_open(pool)) as connection:
         rows = connection.execute(
-            "SELECT kind, min(round) FROM groups WHERE external = 0 AND reward > 0 GROUP BY kind"
-        ).fetchall()
-    return [First(kind=kind, round=number, time=None, helper=find_helper(pool, kind, number)) for kind, number in rows]
+            "SELECT kind, round, body FROM groups WHERE external = 0 AND reward > 0 ORDER BY round, id"
+        )
+        for kind, number, body in rows:
+            if kind not in found and _solved(_GROUP.validate_python(unpack(body))):
+                found[kind] = number
+    return [
+        First(kind=kind, round=number, time=None, helper=find_helper(pool, kind, number))
+        for kind, number in found.items()
+    ]
 
 
 def _open(pool: Path) -> sqlite3.Connection:

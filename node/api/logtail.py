@@ -45,6 +45,8 @@ class _Follower(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`. Lines come from any thread."""
+        if isinstance(record.msg, dict) and record.msg.get("event") == "round":
+            return  # told as a round already
         text = self.format(record)
         if self._secret:
             text = text.replace(self._secret, MASK)
