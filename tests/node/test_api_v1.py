@@ -224,7 +224,7 @@ PATHS = ("/api/v1/status", "/api/v1/events", "/api/v1/openapi.json", "/metrics",
 
 async def test_with_a_token_nothing_is_said_without_it(tmp_path: Path) -> None:
     async with serving(tmp_path, token=SECRET, openai=True) as node:
-        for authorization in (None, SECRET, f"Basic {SECRET}", f"Bearer {SECRET}x", f"Bearer {SECRET[:-1]}", "Bearer "):
+        for authorization in (None, SECRET, f"Basic {SECRET}", f"Bearer {SECRET}x", f"Bearer {SECRET[:-1]}", "Bearer"):
             headers = {"authorization": authorization} if authorization else {}
             for path in PATHS:
                 response = await node.client.get(path, headers=headers)
