@@ -335,13 +335,16 @@ async def test_streams_requests_and_connections_are_bounded(tmp_path: Path, monk
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 4)
     async with serving(tmp_path) as node:
         async with node.client.stream("GET", "/api/v1/events") as response:
-            await anext(response.aiter_lines())
+            # Held: a response whose reader is collected is closed.
+            lines = response.aiter_lines()
+            await anext(lines)
             refused = await node.client.get("/api/v1/events")
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
             assert refused.headers["retry-after"]
             monkeypatch.setattr(feed, "MAX_READERS", 9)
             async with node.client.stream("GET", "/api/v1/events") as second:
-                await anext(second.aiter_lines())
+                more = second.aiter_lines()
+                await anext(more)
                 assert (await node.client.get("/api/v1/status")).status_code == 503
         port = int(node.address.rpartition(":")[2])
         held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(8)]
@@ -363,8 +366,9 @@ async def test_streams_requests_and_connections_are_bounded(tmp_path: Path, monk
 async def test_who_does_not_take_an_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "UNREAD_SECONDS", 0.2)
     async with serving(tmp_path) as node:
+        long = record(1, rejected={f"reason{place}": place for place in range(300)})
         for number in range(1, 1001):
-            node.finish(number, rejected={f"reason{place}": place for place in range(300)})
+            node.feed.history.add(long.model_copy(update={"round": number}), {})
         port = int(node.address.rpartition(":")[2])
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
