@@ -122,7 +122,8 @@ function startLooking() {
     if (!now.fresh) return;
     now.fresh = false;
     showFirsts((await get("firsts")).firsts);
-    if (byId("rollouts-live").checked) await refreshRollouts();
+    // What somebody reads does not move away.
+    if (byId("rollouts-live").checked && !document.querySelector("#rollouts details[open]")) await refreshRollouts();
   });
   every(15, async () => {
     now.evaluations = (await get("evaluations")).evaluations.map(evaluation);

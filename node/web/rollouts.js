@@ -1,8 +1,6 @@
-// The feed of rollouts. What a reader has opened stays open when new ones come.
+// The feed of rollouts. It rests while one is open.
 
 import { byId, el, short } from "./dom.js";
-
-const opened = new Set();
 
 function dots(rollout) {
   const best = (sample) => el("span", { class: sample.reward > 0 ? "right" : "wrong" }, sample.reward > 0 ? "●" : "○");
@@ -32,15 +30,8 @@ function group(rollout) {
     }
   };
   details.addEventListener("toggle", () => {
-    if (details.open) {
-      fill();
-      opened.add(rollout.id);
-    } else opened.delete(rollout.id);
+    if (details.open) fill();
   });
-  if (opened.has(rollout.id)) {
-    fill();
-    details.open = true;
-  }
   return details;
 }
 

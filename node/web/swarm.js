@@ -3,6 +3,8 @@
 import { byId, duration, el, setText, short, svg } from "./dom.js";
 
 const DRAWN = 40;
+const COLUMNS = ["node", "state", "groups", "batches", "reputation", "rejected"];
+const NUMBERS = new Set(["groups", "batches", "reputation"]);
 
 const isBanned = (peer) => peer.banned_seconds > 0;
 
@@ -11,7 +13,8 @@ function order(a, b) {
 }
 
 function place(index, count, radius) {
-  const angle = (2 * Math.PI * index) / Math.max(1, count) - Math.PI / 2;
+  // From the left: two or three stand beside the middle, clear of its label.
+  const angle = (2 * Math.PI * index) / Math.max(1, count) - Math.PI;
   return [radius * Math.cos(angle), radius * 0.78 * Math.sin(angle)];
 }
 
@@ -62,6 +65,6 @@ export function showSwarm(status, swarm) {
     `Reachable from outside: ${swarm.reachable}. Event loop late by ${lag.p99.toFixed(0)} ms (p99).`);
   const peers = [...swarm.peers].sort(order);
   graph(swarm, peers);
-  const head = ["node", "state", "groups", "batches", "reputation", "rejected"].map((name) => el("th", {}, name));
+  const head = COLUMNS.map((name) => el("th", { class: NUMBERS.has(name) ? "number" : "" }, name));
   byId("peers").replaceChildren(el("tr", {}, ...head), ...peers.slice(0, 200).map(row));
 }
