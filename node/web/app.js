@@ -99,8 +99,12 @@ function evaluation(one) {
   };
 }
 
-async function refreshRollouts() {
-  showRollouts((await get(query())).rollouts);
+const isReading = () => document.querySelector("#rollouts details[open]") !== null;
+
+/** What somebody reads does not move away, unless it was another choice that brought this here. */
+async function refreshRollouts(chosen) {
+  const { rollouts } = await get(query());
+  if (chosen || !isReading()) showRollouts(rollouts);
 }
 
 /** Run `action` every `seconds` while the page is seen; what fails is said by the stream of events. */
@@ -122,8 +126,7 @@ function startLooking() {
     if (!now.fresh) return;
     now.fresh = false;
     showFirsts((await get("firsts")).firsts);
-    // What somebody reads does not move away.
-    if (byId("rollouts-live").checked && !document.querySelector("#rollouts details[open]")) await refreshRollouts();
+    if (byId("rollouts-live").checked && !isReading()) await refreshRollouts(false);
   });
   every(15, async () => {
     now.evaluations = (await get("evaluations")).evaluations.map(evaluation);
@@ -198,7 +201,7 @@ button("checkpoint", async () => {
 button("stop", async () => {
   if (confirm("Stop this node? The last finished round is saved, and `swarmnode start` goes on from there.")) await post("stop");
 });
-for (const id of ["rollouts-origin", "rollouts-kind"]) byId(id).addEventListener("change", refreshRollouts);
+for (const id of ["rollouts-origin", "rollouts-kind"]) byId(id).addEventListener("change", () => refreshRollouts(true).catch(() => null));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { now.stale = true; });
 watchSizes();
 startLooking();

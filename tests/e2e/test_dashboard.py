@@ -59,10 +59,11 @@ def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode) -> None:
         page.goto(url)
         page.wait_for_selector("#state.training", timeout=60_000)
         seen = int(page.inner_text("#round"))
-        page.wait_for_function(f"Number(document.getElementById('round').textContent) > {seen}", timeout=60_000)
+        wait_for(lambda: int(page.inner_text("#round")) > seen, 60, "for a round to appear")
         page.wait_for_selector("#chart-reward canvas", timeout=60_000)
         page.wait_for_selector("#rollouts details", timeout=60_000)
         page.click("#rollouts details summary")
+        page.wait_for_selector("#rollouts details[open] pre", timeout=60_000)
         assert page.inner_text("#rollouts details[open] pre")
         assert page.inner_text("#name") == "<b>alice</b>", "text, not markup"
         assert "trains alone" in page.inner_text("#swarm-line")
@@ -75,7 +76,7 @@ def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode) -> None:
         # A phone: nothing hangs over the edge.
         page.set_viewport_size({"width": 360, "height": 740})
         page.emulate_media(color_scheme="dark")
-        page.wait_for_function("document.documentElement.scrollWidth <= innerWidth", timeout=60_000)
+        wait_for(lambda: bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth")), 60)
         page.click("#pause")
         page.wait_for_selector("#state.training", timeout=60_000)
         assert complaints == []
