@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 
 from node import logs
@@ -64,7 +65,7 @@ class Node:
         self.seen, self.address, self.client = seen, address, client
         self.feed, self.control, self.path = seen.feed, seen.control, seen.data.path
 
-    async def get(self, path: str, status: int = 200, **headers: str) -> Any:
+    async def get(self, path: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
         response = await self.client.get(f"/api/v1/{path}", headers=headers)
         assert response.status_code == status, response.text
         return response.json()
@@ -202,7 +203,7 @@ async def test_a_page_of_another_site_changes_nothing_and_reads_nothing(tmp_path
         ]
         for headers in refused:
             assert (await node.client.get("/", headers=headers)).status_code == 403, headers
-            await node.get("rollouts", 403, **headers)
+            await node.get("rollouts", 403, headers)
             await node.post("stop", 403, {**CLAIM, **headers})
         # What a form of such a page could send, were its browser too old to name it.
         assert "x-swarmnode" in (await node.post("stop", 403, headers=None))["error"]["message"]
@@ -236,7 +237,7 @@ async def test_with_a_token_nothing_is_said_without_it(tmp_path: Path) -> None:
         assert page.status_code == 200, "the dashboard's own files hold nothing of the node, and ask for the token"
         right = {"authorization": f"Bearer {SECRET}"}
         assert (await node.client.get("/metrics", headers=right)).status_code == 200
-        await node.get("status", 403, **right, origin="http://attacker.example")
+        await node.get("status", 403, {**right, "origin": "http://attacker.example"})
         # The commands of this machine find it in the data directory, which is the owner's alone.
         contact = tmp_path / "api.json"
         assert stat.S_IMODE(contact.stat().st_mode) == 0o600
@@ -262,7 +263,7 @@ async def test_outside_loopback_a_token_is_made_and_kept(tmp_path: Path) -> None
         await node.get("status", 401)
         right = {"authorization": f"Bearer {made}"}
         for host, status in (("10.0.0.1:80", 200), ("node.example.org", 200), ("attacker.example", 403)):
-            await node.get("status", status, **right, host=host)
+            await node.get("status", status, {**right, "host": host})
         assert [line for line in node.feed.lines if "unencrypted" in line.text]
         assert not [line for line in node.feed.lines if made in line.text]
     (tmp_path / "api.token").write_text("short\n")
@@ -277,7 +278,7 @@ async def test_no_secret_is_told(tmp_path: Path) -> None:
         node.feed.message("warning", "HF_TOKEN=hf_abcdefgh and https://me:pass@host/x")
         logging.getLogger("some.library").error("api_key: %s", "sk-123456")
         await trio.testing.wait_all_tasks_blocked()
-        lines = (await node.get("log", **right))["lines"]
+        lines = (await node.get("log", headers=right))["lines"]
         assert len([line for line in lines if "********" in line["text"]]) == 3
         texts = [json.dumps(lines)]
         for operation in openapi.OPERATIONS:
@@ -285,7 +286,7 @@ async def test_no_secret_is_told(tmp_path: Path) -> None:
                 texts.append((await node.client.get(operation.path, headers=right)).text)
         for secret in (SECRET, "hf_abcdefgh", "me:pass", "sk-123456"):
             assert not [text for text in texts if secret in text]
-        assert (await node.get("config", **right))["config"]["api"]["token"] == "********"
+        assert (await node.get("config", headers=right))["config"]["api"]["token"] == "********"
 
 
 async def read_events(node: Node, wanted: int, told: list[str], begun: trio.Event) -> None:
