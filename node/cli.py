@@ -130,10 +130,14 @@ def show_config(
 @app.command()
 def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     """Say how far the node is and how well it does. Works while it runs."""
+    from node.commands.controlling import print_served
     from node.commands.flags import data_dir_of
     from node.status import print_status
 
-    print_status(data_dir_of(data_dir), json)
+    path = data_dir_of(data_dir)
+    print_status(path, json)
+    if not json:
+        print_served(path)
 
 
 @app.command("id")
@@ -152,6 +156,54 @@ def peers(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     from node.commands.swarming import print_peers
 
     print_peers(data_dir_of(data_dir), json)
+
+
+@app.command()
+def watch(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+    """Follow the running node: a line a round, and what it logs. Ctrl-C ends the watching, not the node."""
+    from node.commands.controlling import watch
+    from node.commands.flags import data_dir_of
+
+    watch(data_dir_of(data_dir), json)
+
+
+@app.command()
+def pause(data_dir: DataDirOption = None) -> None:
+    """Let the running node finish its round and begin no other. It stays in its swarm."""
+    from node.commands.controlling import pause
+    from node.commands.flags import data_dir_of
+
+    pause(data_dir_of(data_dir))
+
+
+@app.command()
+def resume(data_dir: DataDirOption = None) -> None:
+    """Let a paused node go on."""
+    from node.commands.controlling import resume
+    from node.commands.flags import data_dir_of
+
+    resume(data_dir_of(data_dir))
+
+
+@app.command()
+def checkpoint(data_dir: DataDirOption = None) -> None:
+    """Have the running node save as soon as its round is done."""
+    from node.commands.controlling import checkpoint
+    from node.commands.flags import data_dir_of
+
+    checkpoint(data_dir_of(data_dir))
+
+
+@app.command()
+def stop(
+    data_dir: DataDirOption = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it has ended.")] = True,
+) -> None:
+    """Have the running node save and end, as Ctrl-C does where it was started."""
+    from node.commands.controlling import stop
+    from node.commands.flags import data_dir_of
+
+    stop(data_dir_of(data_dir), wait)
 
 
 @app.command("eval")

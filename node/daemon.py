@@ -2,11 +2,12 @@
 
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 
 import trio
 
 from node import logs
+from node.api.control import Control
 from node.api.current import CurrentLearner
 from node.background import background, unwrapped
 from node.config import Config
@@ -85,9 +86,9 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                 if stream is None:
                     return
                 shared = DurablePool(pool, disk)
-                policy = CurrentLearner(stop)
+                policy, control = CurrentLearner(stop), Control(stop)
                 async with (
-                    _open_api(config, policy, view),
+                    _open_api(config, data, identity, policy, control, view) as view,
                     _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm,
                 ):
                     parts = Parts(
@@ -108,6 +109,7 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                         checkpoint=checkpoint,
                         current=current,
                         policy=policy,
+                        control=control,
                     )
                     await Rounds(parts, rounds).run()
 
@@ -129,16 +131,32 @@ async def _open_stream(config: Config, seed: int, sandbox: Sandbox, checker: San
 
 
 @asynccontextmanager
-async def _open_api(config: Config, policy: CurrentLearner, view: View) -> AsyncIterator[None]:
-    """The endpoint for other programs of this machine, if it is wanted."""
-    if not config.api.openai:
-        yield
+async def _open_api(
+    config: Config, data: DataDir, identity: Identity, policy: CurrentLearner, control: Control, view: View
+) -> AsyncIterator[View]:
+    """Dashboard, control and the endpoint for other programs, as far as they are wanted. Whoever tells the view that
+    is yielded tells those who look over HTTP, too.
+    """
+    api = config.api
+    if not (api.dashboard or api.openai):
+        yield view
         return
-    # It brings an HTTP server, which most nodes need not load.
-    from node.api.server import open_api
+    # They bring an HTTP server, which a node without them need not load.
+    from node.api.feed import Feed
+    from node.api.server import PortError, open_api
+    from node.api.v1 import Seen
 
-    async with open_api(config.api, policy, view.message):
-        yield
+    feed = Feed(view)
+    async with AsyncExitStack() as stack:
+        try:
+            seen = Seen(config, data, identity.node_id, feed, control)
+            await stack.enter_async_context(open_api(api, policy, view.message, seen))
+        except PortError as error:
+            # What nobody asked for keeps no node from training.
+            if api.openai or api.model_fields_set & {"dashboard", "host", "port"}:
+                raise
+            view.message("warning", f"there is no dashboard: {error}")
+        yield feed
 
 
 @asynccontextmanager

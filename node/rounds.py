@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from node.api.control import Control
 from node.api.current import CurrentLearner
 from node.config import Config
 from node.datadir import DataDir
@@ -54,7 +55,7 @@ class Parts:
     """What a node is made of, wired once. Only the learner is replaced during its life.
 
     `checkpoint` is the newest good one, if whoever wired this has looked already: finding it reads all of it. `current`
-    is kept at the round in hand, and `policy` is lent the learner while it trains.
+    is kept at the round in hand, `policy` is lent the learner while it trains, and `control` is heeded between rounds.
     """
 
     config: Config
@@ -74,6 +75,7 @@ class Parts:
     checkpoint: Checkpoint | None = None
     current: CurrentRound = field(default_factory=CurrentRound)
     policy: CurrentLearner = field(default_factory=CurrentLearner)
+    control: Control = field(default_factory=Control)
 
 
 class Rounds:
@@ -184,6 +186,7 @@ class Rounds:
         )
         while self._last is None or self._done < self._last:
             result: RoundResult | None = None
+            await self._heed(learner)
             with parts.stop.interruptible():
                 await parts.disk.wait_for_room()
                 result = await sapo.round(self._done + 1)
@@ -192,6 +195,18 @@ class Rounds:
             await self._record(result)
             if result.number % parts.config.checkpoint.every == 0:
                 await self._save(learner)
+
+    async def _heed(self, learner: LearnerProcess) -> None:
+        """Save if the operator asks for it, and wait for as long as the node is paused."""
+        parts, control = self._parts, self._parts.control
+        while not parts.stop.requested:
+            if control.take_save():
+                await self._save(learner)
+            if not control.paused:
+                return
+            parts.view.phase("paused")
+            with parts.stop.interruptible():
+                await control.rest()
 
     async def _record(self, result: RoundResult) -> None:
         parts = self._parts
@@ -208,7 +223,7 @@ class Rounds:
         self._counted, self._restarts = counts, 0
         if record.engine_restarts:
             self._told_restarts[record.round] = record.engine_restarts
-        self._done = result.number
+        self._done = parts.control.done = result.number
         parts.current.number = self._done + 1
         self._furthest = max(self._furthest, self._done)
         self._cursor = parts.stream.cursor
@@ -259,7 +274,7 @@ class Rounds:
             await trio.to_thread.run_sync(parts.checkpoints.commit, self._done, directory, state)
 
         await parts.disk.write(f"the checkpoint of round {self._done}", write)
-        self._saved = self._done
+        self._saved = parts.control.saved = self._done
 
     async def _checkpoint(self) -> Checkpoint | None:
         """Where to go on. Raises NothingToResumeError if there ought to be a checkpoint and none is whole."""
@@ -282,6 +297,7 @@ class Rounds:
         """Bring record, pool and task stream back to the checkpoint's round."""
         parts = self._parts
         self._done = self._saved = checkpoint.round if checkpoint else 0
+        parts.control.done = parts.control.saved = self._done
         self._furthest = max(self._furthest, self._done)
         self._policy_step = checkpoint.state["policy_step"] if checkpoint else 0
         self._cursor = checkpoint.state["cursor"] if checkpoint else self._first_cursor

@@ -15,7 +15,15 @@ TOGETHER = (
     # Whole nodes, in two halves of about the same length: more than two of these tests at once are too much for a
     # small machine.
     ("test_silo", "test_swarm_hostile"),
-    ("test_engine_death", "test_swarm_faults", "test_swarm_testnet", "test_api", "test_orphans", "test_engine_tiny"),
+    (
+        "test_engine_death",
+        "test_swarm_faults",
+        "test_swarm_testnet",
+        "test_api",
+        "test_dashboard",
+        "test_orphans",
+        "test_engine_tiny",
+    ),
     # What takes long to set up once.
     ("test_vllm_engine",),
     ("test_commands",),
