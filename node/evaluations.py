@@ -73,3 +73,11 @@ def best_first(records: Iterable[EvaluationRecord]) -> list[int]:
     found = list(records)
     alike = [record for record in found if record.asked == found[-1].asked]
     return [r.round for r in sorted(alike, key=lambda record: (record.sampled, record.round), reverse=True)]
+
+
+def told(record: EvaluationRecord) -> str:
+    """An evaluation in a line."""
+    return (
+        f"greedy {record.greedy:.3f}, sampled {record.sampled:.3f}, pass@{record.k} {record.pass_k:.3f}"
+        f" ({record.tasks} tasks, {record.seconds:.1f} s)"
+    )

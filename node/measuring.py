@@ -12,7 +12,7 @@ import trio
 
 from node.config import Config
 from node.disk import Disk
-from node.evaluations import EvaluationRecord, EvaluationsFile, KindResult, best_first
+from node.evaluations import EvaluationRecord, EvaluationsFile, KindResult, best_first, told
 from node.learner import LearnerProcess, PromptRefused
 from rl.checkpoint import CheckpointStore
 from rl.rollouts import RolloutGroup, Sampling
@@ -166,12 +166,4 @@ def result_of(
         greedy=fmean(greedy[place][0] for place in places),
         sampled=fmean(fmean(sampled[place]) for place in places),
         pass_k=fmean(max(sampled[place]) for place in places),
-    )
-
-
-def told(record: EvaluationRecord) -> str:
-    """An evaluation in a line."""
-    return (
-        f"greedy {record.greedy:.3f}, sampled {record.sampled:.3f}, pass@{record.k} {record.pass_k:.3f}"
-        f" ({record.tasks} tasks, {record.seconds:.1f} s)"
     )

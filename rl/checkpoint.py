@@ -21,6 +21,8 @@ from rl.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 MANIFEST, STATE = "manifest.json", "state.json"
+POLICY = "policy.json"
+"""Of the learner's files the one that says which model was trained, and how."""
 _ROUND = re.compile(r"\d{8}")
 _TEMPORARY, _REPLACED = ".writing-", ".replaced-"
 
@@ -69,6 +71,11 @@ class CheckpointReader:
                 self.damaged.append(Damaged(path, str(error)))
                 log.warning("checkpoint %s is damaged (%s): falling back to another", path, error)
         return None
+
+    @staticmethod
+    def at(path: Path) -> Checkpoint:
+        """The checkpoint that is this directory, wherever it is. Raises CheckpointError if it is not whole."""
+        return _verified(path)
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, whole or not, oldest first."""
