@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,9 +47,7 @@ def origin_of(path: Path, name: str | None) -> str:
     return PREFIX + chosen
 
 
-async def import_rollouts(
-    config: Config, path: Path, origin: str, on_group: Callable[[Outcome], None] = lambda outcome: None
-) -> Outcome:
+async def import_rollouts(config: Config, path: Path, origin: str) -> Outcome:
     """Check the groups in a file and keep those that pass, as having come in the node's next round.
 
     Raises DataDirError if a node has the data directory, PoolError, RecordError, SandboxError, VerifierError if the own
@@ -70,7 +67,6 @@ async def import_rollouts(
                         outcome.refused[found] += 1
                     else:
                         await importer.take(found, pool, sandbox, stream)
-                    on_group(outcome)
     return outcome
 
 
@@ -84,7 +80,7 @@ class _Importer:
     async def take(self, group: WireGroup, pool: SqlitePool, sandbox: Sandbox, stream: TaskStream) -> None:
         """Check one group, and keep it if it passes."""
         outcome = self._outcome
-        # What it is by does not depend on the task's kind and answer, which only the sandbox knows.
+        # The pool tells groups apart by reference and answers alone: kind and answer of the task do not matter yet.
         if pool.holds(RolloutGroup(Task(group.ref, "", group.prompt, None), group.completions, group.policy_step)):
             outcome.known += 1
             return

@@ -31,6 +31,8 @@ COMMANDS = (
     "eval",
     "chat",
     "export",
+    "compare",
+    "rollouts",
     "doctor",
     "version",
 )

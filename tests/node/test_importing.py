@@ -75,10 +75,9 @@ async def test_what_is_imported_has_passed_all_that_a_peers_groups_have_to(confi
     outcome = await import_rollouts(config, path, "import:theirs")
     assert (outcome.imported, outcome.informative, outcome.known, outcome.no_room) == (3, 3, 1, 0)
     assert outcome.refused == {
-        Reason.WRONG_PROMPT: 1,
+        Reason.WRONG_PROMPT: 2,
         Reason.HELD_OUT: 1,
         Reason.UNKNOWN_TASK: 2,
-        Reason.NO_SUCH_TASK: 1,
         Reason.TOO_LONG: 1,
         Reason.SCHEMA: 4,
         Reason.DECODE: 2,

@@ -17,7 +17,7 @@ from node.evaluations import EvaluationsFile
 from node.policy import best, newest, open_policy
 from node.versus import Opponent, standing
 from rl.checkpoint import CheckpointStore
-from rl.errors import CheckpointError
+from rl.errors import CheckpointError, ModelError
 from rl.learner import Learner
 from rl.prompts import decode, render
 from rl.rollouts import Sampling
@@ -88,6 +88,12 @@ def test_an_exported_model_answers_in_plain_transformers_as_the_policy_does(conf
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| 1 | 0.000 | 0.900 | 0.000 |" in card
     assert "| 2 |" not in card.partition("While training")[2], "was measured later"
+
+
+def test_a_model_that_gguf_has_no_form_for_leaves_nothing(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="has no GGUF form"):
+        exporting.export_policy(config, tmp_path / "out", exporting.Wanted(form="gguf"), None, False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_policy_is_held_against_a_model_a_checkpoint_and_another_node(

@@ -24,10 +24,10 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def add_merge(path: Path) -> None:
-    """Make one token of `12`, which the tokenizer of single bytes has not."""
+    """Make one token of `is`, which the tokenizer of single bytes has not."""
     tokenizer = json.loads(path.read_text())
-    tokenizer["model"]["vocab"]["12"] = 260
-    tokenizer["model"]["merges"] = [["1", "2"]]
+    tokenizer["model"]["vocab"]["is"] = 260
+    tokenizer["model"]["merges"] = [["i", "s"]]
     path.write_text(json.dumps(tokenizer))
 
 
