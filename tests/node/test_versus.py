@@ -1,6 +1,8 @@
 """Two policies side by side, and what is exported: other programs load it, and it is the policy that was measured."""
 
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,16 @@ from rl.rollouts import Sampling
 from tests.node.test_measuring import evaluated
 from verifiers.base import Task, TaskRef
 
+GCD = "Find the Greatest Common Divisor (GCD) of these numbers: {}, {}. Give only the GCD as your final answer."
 TASKS = [Task(TaskRef("t", "1", "{}", 0, n), "sum", f"What is {n} + {n}?", None) for n in range(6)]
 
 
 def config_in(path: Path) -> Config:
-    mix = '[{"config": {"dataset": "gcd", "max_value": 30}}]'
+    # Questions that the model has a chance with, and whose verifier starts at once.
+    pairs = [(a, b) for a in range(2, 30) for b in range(2, a)]
+    lines = [json.dumps({"question": GCD.format(a, b), "answer": str(math.gcd(a, b))}) for a, b in pairs]
+    (path / "gcd.jsonl").write_text("\n".join(lines))
+    mix = json.dumps([{"verifier": "exact", "config": {"path": str(path / "gcd.jsonl")}}])
     flags = [f"node.data_dir={path}", f"tasks.mix={mix}", "model.name=tiny", "lora.rank=4", "evaluation.per_task=8"]
     return load([parse_flag(flag) for flag in flags], environ={}).config
 
@@ -104,21 +111,33 @@ def test_a_policy_is_held_against_a_model_a_checkpoint_and_another_node(
     exporting.export_policy(config, tmp_path / "out", exporting.Wanted(), None, False)
     capsys.readouterr()
     results = []
-    for against in ("base", str(tmp_path / "out"), str(data.checkpoints_path / "00000002")):
+    for against in ("base", str(tmp_path / "out")):
         compare_policy(loaded, against, as_json=True)
         results.append(json.loads(capsys.readouterr().out))
     assert {result["policy"] for result in results} == {"tiny after round 2"}
-    base, exported, same = (result["overall"] for result in results)
+    base, exported = (result["overall"] for result in results)
     assert base["tasks"] == 8
     assert {result["overall"]["policy"]["greedy"]["mean"] for result in results} == {base["policy"]["greedy"]["mean"]}
-    # What was exported is the policy, and so is its own checkpoint: they differ by rounding at most.
+    # What was exported is the policy: they differ by rounding at most.
     assert exported["difference"]["greedy"]["mean"] == 0
     assert exported["difference"]["sampled"]["mean"] == pytest.approx(0, abs=0.1)
-    assert same["difference"]["sampled"] == {"mean": 0, "error": 0}
     compare_policy(loaded, str(data.path), as_json=False, of_best=True)
     out = capsys.readouterr().out
     assert "policy: tiny after round 1" in out
     assert f"other:  {data.path} (tiny after round 2)" in out
+
+
+def test_a_checkpoint_of_a_peer_brings_its_model_and_its_adapter(config: Config, tmp_path: Path) -> None:
+    shutil.copytree(DataDir(config.node.data_dir).checkpoints_path / "00000001", tmp_path / "theirs")
+    other = config.model_copy(update={"lora": config.lora.model_copy(update={"rank": 8})})
+    opponent = Opponent.at(tmp_path / "theirs", other)
+    found = opponent.find(opponent.config)
+    assert found is not None
+    assert (found.round, opponent.config.lora.rank, opponent.config.model.name) == (1, 4, "tiny")
+    # Cut on its way.
+    (tmp_path / "theirs" / "optimizer.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"optimizer\.pt has 0 bytes"):
+        Opponent.at(tmp_path / "theirs", other)
 
 
 def test_what_cannot_be_compared_with_is_said(config: Config, tmp_path: Path) -> None:
@@ -127,9 +146,6 @@ def test_what_cannot_be_compared_with_is_said(config: Config, tmp_path: Path) ->
     for path, problem in ((tmp_path / "adapter", "is an adapter alone"), (tmp_path, "holds nothing to compare with")):
         with pytest.raises(NodeError, match=problem):
             Opponent.at(path, config)
-    (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(CheckpointError):
-        Opponent.at(tmp_path, config)
 
 
 def test_differences_are_paired() -> None:
