@@ -37,7 +37,8 @@ def test_transformers_reads_the_same_model(tmp_path: Path, kind: str) -> None:
     write_model(whole, **({"head_dim": 16} if kind == "llama" else {}))
     if kind == "qwen2":
         settings = json.loads((whole / "config.json").read_text()) | {"model_type": kind}
-        model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        make: Any = AutoModelForCausalLM.from_config
+        model = make(AutoConfig.for_model(**settings))
         # Random biases and norms, which are 0 and 1 at first.
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
