@@ -11,8 +11,7 @@ from node.datadir import DataDir
 from node.errors import NodeError
 from node.evaluations import EvaluationsFile
 from node.record import MetricsFile
-from tests.node.records import record
-from tests.node.test_measuring import evaluated
+from tests.node.records import evaluated, record
 
 
 def run(path: Path, rounds: range, reward: float, **sampled: float) -> Path:

@@ -15,18 +15,12 @@ from node.measuring import MAX_ATTEMPTS, Evaluator, held_out, result_of
 from node.stop import Stop
 from rl.checkpoint import CheckpointStore
 from rl.rollouts import Completion, RolloutGroup, Sampling
+from tests.node.records import evaluated
 from verifiers.base import Task, TaskRef, VerifierError
 from verifiers.sandbox import Sandbox
 
 ROOT = Path(__file__).parents[2]
 A, B, LONG = (Task(TaskRef("t", "1", "{}", 0, i), kind, "?", None) for i, kind in enumerate(("x", "x", "y")))
-
-
-def evaluated(number: int, sampled: float, **kinds: int) -> EvaluationRecord:
-    results = {kind: KindResult(tasks=tasks, greedy=0, sampled=0, pass_k=0) for kind, tasks in kinds.items()}
-    return EvaluationRecord(
-        round=number, time=0, policy_step=0, tasks=1, greedy=0, sampled=sampled, pass_k=0, k=4, kinds=results, seconds=1
-    )
 
 
 class Engine:

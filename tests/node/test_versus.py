@@ -23,7 +23,7 @@ from rl.errors import CheckpointError, ModelError
 from rl.learner import Learner
 from rl.prompts import decode, render
 from rl.rollouts import Sampling
-from tests.node.test_measuring import evaluated
+from tests.node.records import evaluated
 from verifiers.base import Task, TaskRef
 
 GCD = "Find the Greatest Common Divisor (GCD) of these numbers: {}, {}. Give only the GCD as your final answer."
