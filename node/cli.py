@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from importlib.metadata import version as distribution_version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 try:
     import typer
@@ -42,6 +42,9 @@ JoinOption = Annotated[
 ListenOption = Annotated[
     list[str] | None,
     typer.Option("--listen", metavar="ADDRESS", help="Address to listen on; may be given often.", show_default=False),
+]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="The checkpoint that was best on held-out tasks, not the newest.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -214,15 +217,28 @@ def evaluate(
     per_task: Annotated[
         int | None, typer.Option("--per-task", min=1, help="Held-out tasks of each kind.", show_default=False)
     ] = None,
+    best: BestOption = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="base|DIR",
+            help="Compare with the base model, or with a checkpoint, a data directory or an exported model.",
+            show_default=False,
+        ),
+    ] = None,
     settings: SetOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure accuracy on held-out tasks: the base model and the current policy. Works while the node runs."""
-    from node.commands.evaluating import evaluate_run
+    from node.commands.evaluating import compare_policy, evaluate_run
     from node.commands.flags import load_run_with_flags
 
     loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model, per_task=per_task)
-    evaluate_run(loaded, json)
+    if against is not None:
+        compare_policy(loaded, against, json, best)
+    else:
+        evaluate_run(loaded, json, best)
 
 
 @app.command()
@@ -236,6 +252,7 @@ def chat(
     base: Annotated[bool, typer.Option("--base", help="Begin with the base model.")] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")] = 0.7,
+    best: BestOption = False,
     settings: SetOption = None,
 ) -> None:
     """Talk to the current policy. Reads lines from a pipe, too."""
@@ -243,7 +260,7 @@ def chat(
     from node.commands.flags import load_run_with_flags
 
     loaded = load_run_with_flags(config, settings, data_dir=data_dir, model=model)
-    talk(loaded, Conversation(system=system, base=base), max_new_tokens, temperature)
+    talk(loaded, Conversation(system=system, base=base), max_new_tokens, temperature, best)
 
 
 @app.command()
@@ -251,6 +268,10 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist or be empty.")],
     data_dir: DataDirOption = None,
     merged: Annotated[bool, typer.Option("--merged/--adapter", help="The whole model, or the adapter alone.")] = True,
+    form: Annotated[
+        Literal["safetensors", "gguf"], typer.Option("--format", help="gguf is for llama.cpp and what builds on it.")
+    ] = "safetensors",
+    best: BestOption = False,
     push: Annotated[
         str | None, typer.Option("--push", metavar="REPO", help="Upload to this hub repository.", show_default=False)
     ] = None,
@@ -258,11 +279,66 @@ def export(
     settings: SetOption = None,
 ) -> None:
     """Write the current policy as a model or an adapter, with a model card."""
-    from node.commands.exporting import export_policy
+    from node.commands.exporting import Wanted, export_policy
     from node.commands.flags import load_run_with_flags
 
     loaded = load_run_with_flags(None, settings, data_dir=data_dir)
-    export_policy(loaded.config, out, merged, push, private)
+    export_policy(loaded.config, out, Wanted(merged, form, best), push, private)
+
+
+rollouts = typer.Typer(no_args_is_help=True, help="Take rollouts out of the pool for other programs, or bring them in.")
+app.add_typer(rollouts, name="rollouts")
+
+
+@rollouts.command("export")
+def export_rollouts(
+    file: Annotated[Path, typer.Argument(help="File to write.")],
+    data_dir: DataDirOption = None,
+    form: Annotated[
+        Literal["jsonl", "parquet"], typer.Option("--format", help="parquet needs the extra of that name.")
+    ] = "jsonl",
+    since_round: Annotated[int, typer.Option("--since-round", min=0, help="What came from that round on.")] = 0,
+    origin: Annotated[
+        str | None, typer.Option("--origin", help="Of this peer id alone; `own` is this node.", show_default=False)
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write the groups in the pool, with rewards and advantages, a row each. Works while the node runs."""
+    from node.commands.flags import data_dir_of
+    from node.commands.rollouts import write_pool
+
+    write_pool(data_dir_of(data_dir), file, form, since_round, origin, force)
+
+
+@rollouts.command("import")
+def import_rollouts(
+    file: Annotated[Path, typer.Argument(help="JSON lines, as `rollouts export` writes them.")],
+    data_dir: DataDirOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="Their origin is import:NAME; by default the file's name.", show_default=False),
+    ] = None,
+    settings: SetOption = None,
+) -> None:
+    """Bring groups into the pool, through the checks of what peers send. The node must not run meanwhile."""
+    from node.commands.flags import load_run_with_flags
+    from node.commands.rollouts import import_file
+
+    import_file(load_run_with_flags(None, settings, data_dir=data_dir), file, name)
+
+
+@app.command()
+def compare(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Data directories; others are held against the first.")
+    ],
+    png: Annotated[Path, typer.Option("--png", help="Where the curves are drawn.")] = Path("compare.png"),
+    json: JsonOption = False,
+) -> None:
+    """Compare runs over the rounds they share: rewards and held-out accuracy, as a table and a picture."""
+    from node.commands.comparing import compare_runs
+
+    compare_runs(directories, png, json)
 
 
 @app.command()

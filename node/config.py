@@ -208,13 +208,20 @@ class CheckpointSettings(Section):
 
 
 class EvaluationSettings(Section):
-    """[evaluation]: `swarmnode eval`, on held-out tasks that no node trains on."""
+    """[evaluation]: accuracy on held-out tasks that no node trains on, while training and by `swarmnode eval`."""
+
+    every: int = Field(default=100, ge=0, le=MANY)
+    """Rounds between evaluations of the policy while it trains; 0 makes none. Each samples `tasks` x (1 + L)
+    completions, L being `group_size`, in which training waits. The best checkpoint is kept."""
+
+    tasks: int = Field(default=48, ge=1, le=4096)
+    """Held-out tasks of such an evaluation, shared evenly by the kinds in the mix."""
 
     per_task: int = Field(default=32, ge=1, le=4096)
-    """Held-out tasks of each kind in the mix."""
+    """Held-out tasks of each kind in the mix that `swarmnode eval` asks."""
 
     samples: int = Field(default=4, ge=1, le=MAX_GROUP)
-    """Completions sampled a task, beside the greedy one."""
+    """Completions that `swarmnode eval` samples a task, beside the greedy one."""
 
 
 class PoolSettings(Section):

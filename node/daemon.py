@@ -14,8 +14,10 @@ from node.config import Config
 from node.datadir import DataDir
 from node.disk import Disk
 from node.errors import NodeError
+from node.evaluations import EvaluationsFile
 from node.exchange import CurrentRound, DurablePool, Network, Silent
 from node.identity import Identity
+from node.measuring import Evaluator
 from node.record import MetricsFile
 from node.rounds import Parts, Rounds
 from node.sinks import open_sinks
@@ -101,6 +103,15 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                         swarm=swarm,
                         metrics=MetricsFile(data.metrics_path),
                         checkpoints=checkpoints,
+                        evaluator=Evaluator(
+                            config,
+                            sandbox,
+                            EvaluationsFile(data.evaluations_path),
+                            checkpoints,
+                            disk,
+                            seed,
+                            view.message,
+                        ),
                         sinks=sinks,
                         view=view,
                         stop=stop,

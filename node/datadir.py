@@ -118,6 +118,11 @@ class DataDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def evaluations_path(self) -> Path:
+        """One line an evaluation while training (`node.evaluations`)."""
+        return self.path / "evaluations.jsonl"
+
+    @property
     def evaluation_path(self) -> Path:
         """The last result of `swarmnode eval`."""
         return self.path / "evaluation.json"

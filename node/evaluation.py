@@ -75,11 +75,11 @@ def evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Eval
 
 async def _evaluate(config: Config, current: CurrentPolicy, progress: Progress) -> Evaluation:
     async with open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox:
-        kinds, tasks = await _held_out(sandbox, config, progress)
-        base = await _scores("base model", True, tasks, sandbox, config, current, progress)
+        kinds, tasks = await held_out(sandbox, config, progress)
+        base = await scores("base model", True, tasks, sandbox, config, current, progress)
         policy = None
         if current.checkpoint is not None:
-            policy = await _scores("policy", False, tasks, sandbox, config, current, progress)
+            policy = await scores("policy", False, tasks, sandbox, config, current, progress)
     places = {kind: [place for place, task in enumerate(tasks) if task.kind == kind] for kind in kinds}
     return Evaluation(
         time=time.time(),
@@ -91,7 +91,7 @@ async def _evaluate(config: Config, current: CurrentPolicy, progress: Progress) 
     )
 
 
-async def _held_out(sandbox: Sandbox, config: Config, progress: Progress) -> tuple[list[str], list[Task]]:
+async def held_out(sandbox: Sandbox, config: Config, progress: Progress) -> tuple[list[str], list[Task]]:
     """All kinds of the mix, and the held-out tasks of those that have any."""
     stream = await TaskStream.open(sandbox, config.tasks.mix, HELD_OUT_SEED, held_out=True)
     tasks: list[Task] = []
@@ -110,7 +110,7 @@ Rewards = list[list[float]]
 """For each task the rewards of its completions; a single 0 for a task that could not be shown."""
 
 
-async def _scores(
+async def scores(
     who: str,
     base: bool,
     tasks: list[Task],
@@ -144,16 +144,20 @@ async def _scores(
 def _kind_score(
     kind: str, places: Sequence[int], base: tuple[Rewards, Rewards], policy: tuple[Rewards, Rewards] | None
 ) -> KindScore:
-    def score(rewards: tuple[Rewards, Rewards]) -> ModelScore:
-        greedy, sampled = (_accuracy([statistics.fmean(part[place]) for place in places]) for part in rewards)
-        return ModelScore(greedy=greedy, sampled=sampled)
-
     if not places:
         return KindScore(kind=kind, tasks=0, base=None, policy=None)
-    return KindScore(kind=kind, tasks=len(places), base=score(base), policy=score(policy) if policy else None)
+    policy_score = model_score(policy, places) if policy else None
+    return KindScore(kind=kind, tasks=len(places), base=model_score(base, places), policy=policy_score)
 
 
-def _accuracy(values: Sequence[float]) -> Accuracy:
+def model_score(rewards: tuple[Rewards, Rewards], places: Sequence[int]) -> ModelScore:
+    """Greedy and sampled accuracy on the tasks at these places."""
+    greedy, sampled = (accuracy([statistics.fmean(part[place]) for place in places]) for part in rewards)
+    return ModelScore(greedy=greedy, sampled=sampled)
+
+
+def accuracy(values: Sequence[float]) -> Accuracy:
+    """Mean and standard error of one value a task."""
     error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
     return Accuracy(mean=statistics.fmean(values), error=error)
 
@@ -168,6 +172,11 @@ def table(evaluation: Evaluation) -> list[str]:
         cells = [_cell(a, with_error) for model in (score.base, score.policy) if model for a in _both(model)]
         cells = cells or ["none held out", *[""] * (len(rows[0]) - 3)]
         rows.append([score.kind, str(score.tasks), *cells])
+    return ruled(rows)
+
+
+def ruled(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table whose first row is its head and whose last row is its sum, as lines of text."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(_aligned(row, widths)) for row in rows]
     return [lines[0], "-" * len(lines[0]), *lines[1:-1], "-" * len(lines[0]), lines[-1]]

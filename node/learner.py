@@ -128,14 +128,17 @@ class LearnerProcess:
             raise await self._garbled()
         self.description = answer.ready
 
-    async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
-        """See `rl.protocols.Learner.generate`."""
+    async def generate(
+        self, tasks: Sequence[Task], sampling: Sampling, seed: int, *, keep: bool = True
+    ) -> list[RolloutGroup]:
+        """See `rl.protocols.Learner.generate`. Without `keep` nothing of it is in the next update's statistics."""
         result = await self._call(
             "generate",
             tasks=_TASKS.dump_python(list(tasks)),
             sampling=_SAMPLING.dump_python(sampling),
             seed=seed,
             base=False,
+            keep=keep,
         )
         return await self._taken(_ROLLOUTS, result)
 

@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -11,6 +11,7 @@ from node.config import Config
 from node.datadir import DataDir
 from node.errors import NodeError
 from node.evaluation import Evaluation, table
+from node.evaluations import EvaluationsFile
 from node.masking import masked
 from node.record import MetricsFile, Record
 
@@ -22,14 +23,31 @@ _QUANTISED = (
     " The base model on the hub differs from them slightly, so an adapter does not give quite the same answers on it."
 )
 
+MODEL_GGUF = "model.gguf"
+
+_LOADING_GGUF = f"""\
+```console
+llama-cli --model DIR/{MODEL_GGUF}
+```
+
+`DIR` is this directory or repository. With transformers: `from_pretrained("DIR", gguf_file="{MODEL_GGUF}")`."""
+
 _LOCAL_PATH = re.compile(r"(?:file:/*|(?<![\w./:])(?:~[\w-]*|\.{1,2})?/+)(?:[^\s/,;()\"']+/+)+([^\s/,;()\"']+)")
 """A path inside other text, and its last part."""
 
 
-def model_card(config: Config, identity: str, public_name: str, rounds: int, merged: bool) -> str:
+def model_card(
+    config: Config,
+    identity: str,
+    public_name: str,
+    rounds: int,
+    merged: bool,
+    form: Literal["safetensors", "gguf"] = "safetensors",
+) -> str:
     """The README.md of the policy after `rounds` rounds.
 
-    `identity` and `public_name` are of the model that was trained: which weights, and what others know them by.
+    `identity` and `public_name` are of the model that was trained: which weights, and what others know them by. `form`
+    is what a merged model is written as.
 
     Raises RecordError or NodeError if the data directory holds something that no node wrote.
     """
@@ -44,7 +62,7 @@ def model_card(config: Config, identity: str, public_name: str, rounds: int, mer
         " reinforcement learning with verifiable rewards (GRPO in the rounds of SAPO, arXiv 2509.08721).",
         *([_QUANTISED.format(hub_id=hub_id)] if hub_id is not None and identity != public_name else []),
         "## Loading it",
-        _loading(hub_id, shown, merged),
+        _LOADING_GGUF if form == "gguf" else _loading(hub_id, shown, merged),
         "## Tasks",
         "\n".join(
             f"- {entry.verifier}: {_task(masked(('tasks', 'mix'), without_paths(entry.config)))}"
@@ -55,6 +73,7 @@ def model_card(config: Config, identity: str, public_name: str, rounds: int, mer
         _training_record(records),
         "## Held-out accuracy",
         _held_out(data),
+        *_while_training(data, rounds),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -136,6 +155,17 @@ def _training_record(records: list[Record]) -> str:
         tokens = sum(record.tokens_generated for record in part)
         lines.append(f"| {part[0].round} to {part[-1].round} | {reward:.3f} | {tokens} | {informative:.0%} |")
     return "\n".join(lines)
+
+
+def _while_training(data: DataDir, rounds: int) -> list[str]:
+    """What was measured up to that round, at most as many rows as the record has, the last of them."""
+    found = [record for record in EvaluationsFile(data.evaluations_path).read() if record.round <= rounds]
+    if not found:
+        return []
+    last = found[-1]
+    lines = [f"| after round | greedy | sampled | pass@{last.k} |", "|---|---|---|---|"]
+    lines += [f"| {r.round} | {r.greedy:.3f} | {r.sampled:.3f} | {r.pass_k:.3f} |" for r in found[-_PERIODS:]]
+    return [f"While training, on {last.tasks} held-out tasks:", "\n".join(lines)]
 
 
 def _held_out(data: DataDir) -> str:

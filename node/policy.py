@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from node.config import Config
 from node.config_sources import Loaded
 from node.datadir import DataDir
+from node.errors import NodeError
+from node.evaluations import EvaluationsFile, best_first
 from rl.checkpoint import Checkpoint, CheckpointReader
 from rl.engines import guard
 from rl.errors import CheckpointError
@@ -48,12 +50,33 @@ def check_run(loaded: Loaded) -> None:
         print(f"nothing trained in {data.path} yet: this is the base model", file=sys.stderr)
 
 
+def newest(config: Config) -> Checkpoint | None:
+    """The newest good checkpoint, if there is one."""
+    return checkpoints_of(config).newest()
+
+
+def best(config: Config) -> Checkpoint:
+    """The checkpoint that was best on held-out tasks while training. Raises NodeError if there is none."""
+    data = DataDir(config.node.data_dir)
+    ranked = best_first(EvaluationsFile(data.evaluations_path).read())
+    checkpoint = checkpoints_of(config).first(ranked)
+    if checkpoint is None:
+        problem = f"none of the checkpoints that were measured is left in {data.checkpoints_path}"
+        if not ranked:
+            problem = f"no policy has been measured yet while training in {data.path} ([evaluation] every)"
+        raise NodeError(f"{problem}; leave --best out to take the newest checkpoint")
+    return checkpoint
+
+
 @contextmanager
-def open_policy(config: Config) -> Iterator[CurrentPolicy]:
-    """The policy of the newest good checkpoint, and what it holds until the block is left.
+def open_policy(
+    config: Config, find: Callable[[Config], Checkpoint | None] = newest, *, base: bool = False
+) -> Iterator[CurrentPolicy]:
+    """The policy of the checkpoint that `find` gives, and what it holds until the block is left. `base` loads none.
 
     Raises ModelError, or CheckpointError if it fits other settings.
     """
+    checkpoint = None if base else find(config)
     # Takes seconds; what is wrong before this is said at once.
     from transformers.utils import logging as transformers_logging
 
@@ -61,8 +84,6 @@ def open_policy(config: Config) -> Iterator[CurrentPolicy]:
 
     guard.announce(os.environ)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    checkpoints = checkpoints_of(config)
-    checkpoint = checkpoints.newest()
     settings = config.learner_settings()
     # Nothing is trained here, so the other ranks would be started for nothing.
     alone = settings.model_copy(update={"training": settings.training.model_copy(update={"ranks": 1})})
@@ -77,5 +98,5 @@ def open_policy(config: Config) -> Iterator[CurrentPolicy]:
             except CheckpointError:
                 if left == 0 or checkpoint.path.exists():
                     raise
-                checkpoint = checkpoints.newest()
+                checkpoint = find(config)
         yield CurrentPolicy(learner, checkpoint)

@@ -23,6 +23,7 @@ from node.errors import NodeError
 from node.exchange import Counts, CurrentRound, DurablePool, Network
 from node.identity import Identity
 from node.learner import LearnerDied, LearnerFailed, LearnerProcess, open_learner
+from node.measuring import Evaluator
 from node.record import MetricsFile, Record
 from node.sinks import Sink
 from node.stop import Stop
@@ -67,6 +68,7 @@ class Parts:
     swarm: Network
     metrics: MetricsFile
     checkpoints: CheckpointStore
+    evaluator: Evaluator
     sinks: list[Sink]
     view: View
     stop: Stop
@@ -124,8 +126,8 @@ class Rounds:
         """One life of the learner."""
         parts = self._parts
         checkpoint = await self._checkpoint()
-        if self._last is not None and checkpoint and checkpoint.round >= self._last:
-            parts.view.message("info", f"round {checkpoint.round} is done already: nothing is left to do")
+        if self._is_last(checkpoint):
+            parts.view.message("info", f"round {self._last} is done already: nothing is left to do")
             return
         async with open_learner(parts.view.progress, parts.view.message) as learner:
             with parts.stop.interruptible():
@@ -184,6 +186,7 @@ class Rounds:
             STRATEGIES[parts.config.sharing.selection](parts.config.sharing.half_life),
             parts.view.phase,
         )
+        await self._evaluate(learner)
         while self._last is None or self._done < self._last:
             result: RoundResult | None = None
             await self._heed(learner)
@@ -195,6 +198,26 @@ class Rounds:
             await self._record(result)
             if result.number % parts.config.checkpoint.every == 0:
                 await self._save(learner)
+            await self._evaluate(learner)
+
+    def _is_last(self, checkpoint: Checkpoint | None) -> bool:
+        """Whether nothing is left to do after it."""
+        if checkpoint is None or self._last is None or checkpoint.round < self._last:
+            return False
+        return not self._parts.evaluator.due(checkpoint.round)
+
+    async def _evaluate(self, learner: LearnerProcess) -> None:
+        """Measure the policy if that is due. It is saved first, so whatever is recorded can be gone back to."""
+        parts = self._parts
+        if parts.stop.requested or not parts.evaluator.due(self._done):
+            return
+        await self._save(learner)
+        evaluation = None
+        with parts.stop.interruptible():
+            parts.view.phase("evaluate")
+            evaluation = await parts.evaluator.run(learner, self._done, self._policy_step)
+        if evaluation is not None:
+            await parts.evaluator.keep(evaluation)
 
     async def _heed(self, learner: LearnerProcess) -> None:
         """Save if the operator asks for it, and wait for as long as the node is paused."""
@@ -311,6 +334,7 @@ class Rounds:
             # Only now is it known that this configuration runs; `eval` and its like go by the file.
             parts.data.write_config(parts.config)
             parts.pool.rewind(self._done)
+            await trio.to_thread.run_sync(parts.evaluator.rewind, self._done)
             return await trio.to_thread.run_sync(parts.metrics.rewind, self._done)
 
         again = await parts.disk.write("the return to the checkpoint", rewind)

@@ -9,6 +9,7 @@ from typing import Any
 
 from node.config_sources import load_run
 from node.datadir import DataDir
+from node.evaluations import EvaluationRecord, EvaluationsFile, best_first, told
 from node.identity import Identity
 from node.record import MetricsFile, Record
 from node.snapshot import STALE_SECONDS, Snapshot, read_snapshot
@@ -35,6 +36,8 @@ class Status:
 
     `model` is the one that has been trained, or the configured one if nothing is saved yet.
 
+    `evaluation` is the last one, `best` the round of the best checkpoint there is.
+
     `kinds` are of the node's own groups; `pool_error` says why they could not be counted, if so. `swarm` is None unless
     the node runs in one.
     """
@@ -48,6 +51,8 @@ class Status:
     last: Record | None
     reward_recent: float | None
     checkpoints: tuple[int, ...]
+    evaluation: EvaluationRecord | None
+    best: int | None
     kinds: tuple[Kind, ...]
     pool_error: str | None
     swarm: Snapshot | None
@@ -64,6 +69,7 @@ def gather(path: Path) -> Status:
     last = records[-1] if records else None
     node_id = Identity.load(data.identity_path).node_id if data.identity_path.is_file() else None
     checkpoints = CheckpointReader(data.checkpoints_path)
+    evaluations = list(EvaluationsFile(data.evaluations_path).read())
     kinds: tuple[Kind, ...] = ()
     pool_error = None
     try:
@@ -81,6 +87,8 @@ def gather(path: Path) -> Status:
         last=last,
         reward_recent=sum(r.reward_local for r in records) / len(records) if records else None,
         checkpoints=tuple(checkpoints.rounds()),
+        evaluation=evaluations[-1] if evaluations else None,
+        best=next((number for number in best_first(evaluations) if number in checkpoints.rounds()), None),
         kinds=kinds,
         pool_error=pool_error,
         swarm=read_snapshot(data.swarm_path, pid),
@@ -97,10 +105,13 @@ def print_status(path: Path, as_json: bool) -> None:
 
 
 def to_json(status: Status) -> dict[str, Any]:
-    """Plain values; `last` has the keys of `metrics.jsonl`, and `swarm` those of `swarm.json`."""
+    """Plain values, with the keys of `metrics.jsonl`, `evaluations.jsonl` and `swarm.json` in `last`, `evaluation` and
+    `swarm`.
+    """
     return {
         **asdict(status),
         "last": status.last.model_dump(mode="json") if status.last else None,
+        "evaluation": status.evaluation.model_dump(mode="json") if status.evaluation else None,
         "swarm": status.swarm.model_dump(mode="json") if status.swarm else None,
     }
 
@@ -139,6 +150,9 @@ def _lines(status: Status) -> list[str]:
         ]
     saved = ", ".join(str(number) for number in status.checkpoints) or "none yet"
     rows.append(("checkpoints", f"after round {saved}" if status.checkpoints else saved))
+    if (found := status.evaluation) is not None:
+        best = "" if status.best is None else f"; best after round {status.best}"
+        rows.append(("held out", f"after round {found.round}: {told(found)}{best}"))
     if status.pool_error is not None:
         rows.append(("pool", status.pool_error))
     if status.swarm is not None:

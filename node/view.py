@@ -43,7 +43,9 @@ class View(Protocol):
         ...
 
     def phase(self, name: str) -> None:
-        """Something else begins: `load model`, `draw`, `generate`, `score`, `share`, `mix`, `update`, `checkpoint`."""
+        """Something else begins: `load model`, `draw`, `generate`, `score`, `share`, `mix`, `update`, `checkpoint`,
+        `evaluate`.
+        """
         ...
 
     def progress(self, done: int, total: int, unit: str) -> None:

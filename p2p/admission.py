@@ -22,12 +22,12 @@ from p2p.reasons import Reason
 from p2p.reputation import Reputation
 from p2p.settings import AdmissionSettings
 from p2p.transport import Verdict
+from p2p.verification import Tasks, verify
 from p2p.wire import Envelope, WireError, WireGroup, open_envelope
 from rl.advantage import advantages
 from rl.rollouts import RolloutGroup, ScoredGroup
-from verifiers.base import NoSuchTask, Task, TaskRef, UnknownTask, VerifierError
+from verifiers.base import TaskRef
 from verifiers.codec import pack
-from verifiers.registry import COMMAND
 from verifiers.sandbox import SandboxError
 
 MAX_AHEAD = 2 * 3600.0
@@ -35,9 +35,6 @@ MAX_AHEAD = 2 * 3600.0
 
 MAX_WAITING = 512
 """Batches that wait for their check, of all origins: at most 128 MiB, since they wait compressed."""
-
-GROUP_SECONDS = 60.0
-"""Limit on making and scoring one group, whatever the limits on its answers add up to."""
 
 BUDGET_SECONDS = 60.0
 """An origin's share of the sandbox is a mean over about so long: enough for the start of a worker."""
@@ -51,18 +48,6 @@ _REPEATS_PER_SECOND, _REPEATS = 1.0, 50.0
 
 _ENVELOPES, _COPIES, _REFUSED, _GROUPS = 50_000, 10_000, 10_000, 100_000
 _PEERS, _NEIGHBOURS, _DELIVERED, _PATIENT = 1024, 256, 1024, 32
-
-
-class Tasks(Protocol):
-    """Makes and scores tasks: a `verifiers.sandbox.Sandbox` of admission's own."""
-
-    async def make(self, ref: TaskRef) -> Task:
-        """The task that `ref` names. Raises VerifierError."""
-        ...
-
-    async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
-        """A reward in [0, 1] for each completion. Raises VerifierError."""
-        ...
 
 
 class Pool(Protocol):
@@ -342,18 +327,9 @@ class Admission:
 
     async def _verify(self, origin: str, group: WireGroup) -> ScoredGroup | Reason:
         """The group with this node's own task and rewards, or why not."""
-        texts = [completion.text for completion in group.completions]
-        if max(map(len, texts)) > self._settings.max_completion:
-            return Reason.TOO_LONG
-        if group.ref.verifier == COMMAND and not self._own_task(group.ref):
-            return Reason.UNKNOWN_TASK
         begun = self._clock()
         try:
-            with trio.move_on_after(GROUP_SECONDS):
-                scored = await self._scored(origin, group, texts)
-                self._ill = False
-                return scored
-            return Reason.UNSCORABLE
+            found = await verify(group, self._tasks, self._settings.max_completion, self._own_task)
         except SandboxError as error:
             # This machine's own trouble, and perhaps a long wait: nothing of it is charged.
             begun = self._clock()
@@ -361,25 +337,13 @@ class Admission:
                 self._say("error", f"rollouts of others cannot be checked: {error}")
             self._ill = True
             return Reason.OVERLOADED
-        except UnknownTask:
-            return Reason.UNKNOWN_TASK
-        except NoSuchTask:
-            return Reason.NO_SUCH_TASK
-        except VerifierError:
-            # The owner's program, asked what this node asks it too: what fails is here.
-            return Reason.OVERLOADED if group.ref.verifier == COMMAND else Reason.UNSCORABLE
         finally:
             self._origin(origin).seconds.charge(self._clock(), self._clock() - begun)
-
-    async def _scored(self, origin: str, group: WireGroup, texts: list[str]) -> ScoredGroup | Reason:
-        task = await self._tasks.make(group.ref)
-        if task.prompt != group.prompt:
-            return Reason.WRONG_PROMPT
-        if task.held_out:
-            return Reason.HELD_OUT
-        rewards = tuple(await self._tasks.score(task, texts))
-        rollouts = RolloutGroup(task, group.completions, group.policy_step)
-        return ScoredGroup(rollouts, origin, self._round(), rewards, advantages(rewards, self._advantage))
+        if isinstance(found, Reason):
+            return found
+        self._ill = False
+        rollouts = RolloutGroup(found.task, group.completions, group.policy_step)
+        return ScoredGroup(rollouts, origin, self._round(), found.rewards, advantages(found.rewards, self._advantage))
 
     def blame(self, peer: str, reason: Reason) -> None:
         """Count something that a peer did, and hold it against it."""

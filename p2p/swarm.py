@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2p.admission import Admission, Counts, Pool, Tasks
+from p2p.admission import Admission, Counts, Pool
 from p2p.catchup import CatchUp
 from p2p.discovery import Finder
 from p2p.files import replace_file
@@ -27,6 +27,7 @@ from p2p.settings import AdmissionSettings, NetworkSettings
 from p2p.status import PeerRow, SwarmStatus, Totals
 from p2p.store import EnvelopeStore
 from p2p.transport import Connection, Transport, Verdict
+from p2p.verification import Tasks
 from p2p.wire import Envelope, seal_round
 from rl.rollouts import RolloutGroup, ScoredGroup
 from verifiers.base import TaskRef

@@ -207,7 +207,7 @@ def decode_batch(plain: bytes) -> Batch:
         created=body.time / 1000,
         round=body.round,
         model=body.model,
-        groups=tuple(_group(group) for group in body.groups),
+        groups=tuple(group_of(group) for group in body.groups),
     )
 
 
@@ -269,7 +269,8 @@ def _group_body(group: WireGroup) -> GroupBody:
     )
 
 
-def _group(body: GroupBody) -> WireGroup:
+def group_of(body: GroupBody) -> WireGroup:
+    """A group as its maker tells it, from its checked form."""
     task = body.task
     return WireGroup(
         ref=TaskRef(task.verifier, task.version, task.config, task.seed, task.index),

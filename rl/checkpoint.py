@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from rl.errors import CheckpointError
 log = logging.getLogger(__name__)
 
 MANIFEST, STATE = "manifest.json", "state.json"
+POLICY = "policy.json"
+"""Of the learner's files the one that says which model was trained, and how."""
 _ROUND = re.compile(r"\d{8}")
 _TEMPORARY, _REPLACED = ".writing-", ".replaced-"
 
@@ -52,16 +54,28 @@ class CheckpointReader:
 
     def newest(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None. Those passed over are in `damaged`, and logged."""
+        return self._first_whole(self._newest_first())
+
+    def first(self, rounds: Iterable[int]) -> Checkpoint | None:
+        """The first of these rounds that has a checkpoint which is whole, or None. As in `newest`."""
+        return self._first_whole(self.directory / f"{number:08d}" for number in rounds)
+
+    def _first_whole(self, paths: Iterable[Path]) -> Checkpoint | None:
         self.damaged = []
-        for path in self._newest_first():
+        for path in paths:
             try:
                 return self._verify(path)
             except CheckpointError as error:
                 if not path.exists():
                     continue  # its node has just pruned it
                 self.damaged.append(Damaged(path, str(error)))
-                log.warning("checkpoint %s is damaged (%s): falling back to the one before", path, error)
+                log.warning("checkpoint %s is damaged (%s): falling back to another", path, error)
         return None
+
+    @staticmethod
+    def at(path: Path) -> Checkpoint:
+        """The checkpoint that is this directory, wherever it is. Raises CheckpointError if it is not whole."""
+        return _verified(path)
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, whole or not, oldest first."""
@@ -90,6 +104,8 @@ class CheckpointStore(CheckpointReader):
             raise ValueError("at least one checkpoint has to be kept")
         super().__init__(directory)
         self.keep = keep
+        self.best: int | None = None
+        """Round of a checkpoint that is kept beside the newest ones."""
         directory.mkdir(parents=True, exist_ok=True)
         for left in directory.iterdir():
             if left.name.startswith(_REPLACED):
@@ -156,12 +172,14 @@ class CheckpointStore(CheckpointReader):
         _remove(replaced)
 
     def prune(self) -> None:
-        """Remove all but the newest `keep` checkpoints that are whole. Damaged ones newer than those stay.
+        """Remove all but the newest `keep` whole checkpoints, and the best one. Damaged ones newer than those stay.
 
         Each is read at most once in the life of this object; those it committed itself are taken to be whole.
         """
         good = 0
         for path in self._newest_first():
+            if good >= self.keep and int(path.name) == self.best:
+                continue
             if good >= self.keep:
                 self._whole.pop(path.name, None)
                 _remove(path)

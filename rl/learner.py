@@ -81,9 +81,11 @@ class Learner:
         seed: int,
         *,
         base: bool = False,
+        keep: bool = True,
         progress: Progress = no_progress,
     ) -> list[RolloutGroup]:
-        """Sample a group for each task, in order. `base` asks the model before any training.
+        """Sample a group for each task, in order. `base` asks the model before any training. Without `keep` the gap
+        between engine and policy that is measured is not told by the next update: it is not that of a round.
 
         A task that does not fit the model's context is left out with a warning, so there may be fewer groups than
         tasks: each names its own. Raises PromptError if no task fits, Stopped, OutOfMemory, EngineError.
@@ -91,7 +93,7 @@ class Learner:
         check_stop(self._stop)
         fitting = self._prompts(tasks, self.context - sampling.max_new_tokens)
         prompts = [prompt for _, prompt in fitting]
-        sampled = self._live.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress)
+        sampled = self._live.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress, keep=keep)
         step = 0 if base else self.policy.step
         return [
             RolloutGroup(

@@ -152,6 +152,7 @@ class _Server:
             SAMPLING.validate_python(args["sampling"]),
             int(args["seed"]),
             base=bool(args["base"]),
+            keep=bool(args.get("keep", True)),
             progress=self._progress(number),
         )
         return ROLLOUTS.dump_python(groups)

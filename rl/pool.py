@@ -212,6 +212,36 @@ class SqlitePool:
             self._connection.execute("UPDATE groups SET round = ? WHERE round > ?", (last_round + 1, last_round + 1))
         return gone
 
+    def holds(self, group: RolloutGroup) -> bool:
+        """Whether this task with these very answers is here, whoever sent it."""
+        row = self._connection.execute("SELECT 1 FROM groups WHERE digest = ? LIMIT 1", (_digest(group),)).fetchone()
+        return row is not None
+
+    def room_for(self, origin: str) -> int:
+        """How many more groups of another origin there is room for before its own oldest go."""
+        row = self._connection.execute("SELECT count(*) FROM groups WHERE origin = ? AND external = 1", (origin,))
+        return max(0, min(self._per_peer, self._max_external) - int(row.fetchone()[0]))
+
+    @staticmethod
+    def read(path: Path, since_round: int = 0, origin: str | None = None) -> Iterator[ScoredGroup]:
+        """The groups since a round, of one origin or of all, in the order in which they came; none without a pool.
+
+        Only reads, so a running node is not disturbed, and sees the pool as it is at the first one. Raises PoolError if
+        the file is no pool.
+        """
+        if not path.exists():
+            return
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                rows = connection.execute(
+                    "SELECT body, origin, round FROM groups WHERE round >= ? AND (? IS NULL OR origin = ?) ORDER BY id",
+                    (since_round, origin, origin),
+                )
+                for row in rows:
+                    yield _group(*row)
+        except sqlite3.DatabaseError as error:
+            raise PoolError(f"{path} cannot be read as a pool: {error}") from error
+
     def recent(self, limit: int) -> list[ScoredGroup]:
         """The newest groups, newest first."""
         rows = self._connection.execute("SELECT body, origin, round FROM groups ORDER BY id DESC LIMIT ?", (limit,))

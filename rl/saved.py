@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl.checkpoint import POLICY
 from rl.errors import CheckpointError
 from rl.optimizer import read_state, set_state
 from rl.policy import Policy
@@ -19,7 +20,7 @@ from rl.settings import LoraSettings
 from rl.work import is_out_of_memory, out_of_memory_as
 
 FORMAT = 1
-STATE_FILE, OPTIMIZER_FILE = "policy.json", "optimizer.pt"
+OPTIMIZER_FILE = "optimizer.pt"
 
 _MANY = 2**63
 
@@ -50,12 +51,12 @@ def save_policy(policy: Policy, lora: LoraSettings, known: Sequence[float], dire
         "lora": lora.model_dump(),
         "gate": list(known),
     }
-    (directory / STATE_FILE).write_text(json.dumps(state, indent=1), "utf-8")
+    (directory / POLICY).write_text(json.dumps(state, indent=1), "utf-8")
 
 
 def read_policy(policy: Policy, lora: LoraSettings, directory: Path) -> Saved:
     """What `save_policy` wrote, if it fits. Raises CheckpointError or OutOfMemory. Changes nothing."""
-    state = _read_state(directory / STATE_FILE)
+    state = _read_state(directory / POLICY)
     mine = {"model": policy.resolved.identity, "lora": lora.model_dump()}
     for key, value in mine.items():
         if state[key] != value:

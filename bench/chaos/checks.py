@@ -11,7 +11,8 @@ import numpy as np
 
 from bench.chaos.members import Member, Sample
 from node.datadir import DataDir
-from node.record import MetricsFile, RecordError
+from node.record import MetricsFile
+from node.rounds_file import RecordError
 
 CHECKPOINT_EVERY = 10
 """Rounds, by default: what a crash may cost."""

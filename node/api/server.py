@@ -26,7 +26,8 @@ from node.api.settings import ApiSettings
 from node.api.v1 import V1, Seen
 from node.background import background
 from node.errors import NodeError
-from node.record import MetricsFile, RecordError
+from node.record import MetricsFile
+from node.rounds_file import RecordError
 
 _GRACE_SECONDS = 1.0
 """For what is being sent when the node stops."""

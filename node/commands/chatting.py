@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from node import logs
 from node.config_sources import Loaded
-from node.policy import CurrentPolicy, check_run, open_policy
+from node.policy import CurrentPolicy, best, check_run, newest, open_policy
 from node.text import printable
 from rl.errors import LearnerError
 from rl.rollouts import Sampling
@@ -32,10 +32,13 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
 
-def talk(loaded: Loaded, conversation: Conversation, max_new_tokens: int, temperature: float) -> None:
+def talk(
+    loaded: Loaded, conversation: Conversation, max_new_tokens: int, temperature: float, of_best: bool = False
+) -> None:
     """Answer line after line from stdin until it ends. With a pipe, only answers go to stdout.
 
-    Raises DataDirError if there is no run and no flag names a model.
+    `of_best` takes the best checkpoint instead of the newest. Raises DataDirError if there is no run and no flag names
+    a model, NodeError if there is no best one.
     """
     logs.configure(loaded.config.log)
     check_run(loaded)
@@ -44,7 +47,7 @@ def talk(loaded: Loaded, conversation: Conversation, max_new_tokens: int, temper
             stream.reconfigure(errors="replace")  # what is no text is shown as such, and answered all the same
     if conversation.system is not None:
         conversation.system = os.fsencode(conversation.system).decode(errors="replace")
-    with open_policy(loaded.config) as current:
+    with open_policy(loaded.config, best if of_best else newest) as current:
         _converse(current, conversation, Sampling(1, max_new_tokens, temperature))
 
 

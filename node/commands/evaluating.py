@@ -13,18 +13,20 @@ from node.config_sources import Loaded
 from node.datadir import DataDir, write_atomically
 from node.errors import file_problem
 from node.evaluation import Evaluation, Progress, evaluate, table
-from node.policy import check_run, open_policy
+from node.policy import best, check_run, newest, open_policy
+from node.versus import lines_of, versus
 
 
-def evaluate_run(loaded: Loaded, as_json: bool) -> None:
+def evaluate_run(loaded: Loaded, as_json: bool, of_best: bool = False) -> None:
     """Evaluate, print the result as a table or as JSON, and keep it beside the checkpoints if that can be.
 
-    Raises DataDirError if there is no run and no flag names a model.
+    `of_best` takes the best checkpoint instead of the newest. Raises DataDirError if there is no run and no flag names
+    a model, NodeError if there is no best one.
     """
     config = loaded.config
     logs.configure(config.log)
     check_run(loaded)
-    with open_policy(config) as current, _bars() as progress:
+    with open_policy(config, best if of_best else newest) as current, _bars() as progress:
         evaluation = evaluate(config, current, progress)
     if as_json:
         print(evaluation.model_dump_json(indent=2))
@@ -33,6 +35,19 @@ def evaluate_run(loaded: Loaded, as_json: bool) -> None:
         print(f"{evaluation.model}, {after}: held-out accuracy in percent, {evaluation.samples} samples a task\n")
         print("\n".join(table(evaluation)))
     _keep(evaluation, DataDir(config.node.data_dir))
+
+
+def compare_policy(loaded: Loaded, against: str, as_json: bool, of_best: bool = False) -> None:
+    """Measure the policy and another one on the same tasks, and print both with their difference.
+
+    `against` is as in `node.versus.Opponent.at`. Raises NodeError if either is missing.
+    """
+    config = loaded.config
+    logs.configure(config.log)
+    check_run(loaded)
+    with _bars() as progress:
+        result = versus(config, against, best if of_best else newest, progress)
+    print(result.model_dump_json(indent=2) if as_json else "\n".join(lines_of(result)))
 
 
 def _keep(evaluation: Evaluation, data: DataDir) -> None:

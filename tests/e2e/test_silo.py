@@ -1,5 +1,6 @@
 """A node that trains alone, from the outside: it runs, stops, goes on, and loses nothing."""
 
+import json
 import random
 import shutil
 import signal
@@ -164,13 +165,33 @@ def test_a_run_without_its_checkpoints_is_not_begun_again_in_silence(start_node:
     assert again.rounds() == list(range(1, 13))
 
 
-def test_runs_with_one_seed_are_alike_even_when_interrupted(start_node: StartNode, finished: RunningNode) -> None:
-    cut = start_node(*SEED, "--set", "checkpoint.every=4", *QUICK)
-    cut.wait_for_round(6)
+def measured(node: RunningNode) -> list[dict[str, Any]]:
+    """What is in metrics.jsonl and does not depend on the clock."""
+    timed = ("time", "seconds_")
+    return [{key: value for key, value in r.items() if not key.startswith(timed)} for r in node.records()]
+
+
+def test_runs_with_one_seed_are_alike_even_when_interrupted_and_evaluated(
+    start_node: StartNode, finished: RunningNode
+) -> None:
+    evaluated = ("--set", "evaluation.every=3", "--set", "evaluation.tasks=9")
+    cut = start_node(*SEED, "--set", "checkpoint.every=4", *QUICK, *evaluated)
+    cut.wait_for_round(7)
     cut.kill()
-    cut = start_node("--rounds", "12", *SEED, *QUICK)
+    # As a kill between the checkpoint of round 6 and the evaluation leaves it.
+    for later in (cut.data_dir / "checkpoints").glob("0*"):
+        if int(later.name) > 6:
+            shutil.rmtree(later)
+    evaluations = cut.data_dir / "evaluations.jsonl"
+    evaluations.write_bytes(evaluations.read_bytes().splitlines(keepends=True)[0])
+    cut = start_node("--rounds", "12", *SEED, *QUICK, *evaluated)
     assert cut.wait() == 0
-    assert [r["reward_local"] for r in cut.records()] == [r["reward_local"] for r in finished.records()]
+    assert measured(cut) == measured(finished)
+    lines = [json.loads(line) for line in evaluations.read_text().splitlines()]
+    assert [line["round"] for line in lines] == [3, 6, 9, 12]
+    assert all(line["tasks"] == 9 and len(line["kinds"]) == 9 and line["k"] == 4 for line in lines)
+    best = max(lines, key=lambda line: (line["sampled"], line["round"]))
+    assert f"{best['round']:08}" in {path.name for path in (cut.data_dir / "checkpoints").iterdir()}
 
 
 @pytest.fixture

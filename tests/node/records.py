@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from node.evaluations import EvaluationRecord, KindResult
 from node.record import Record
 from rl.rollouts import Completion, RolloutGroup, ScoredGroup
 from verifiers.base import Task, TaskRef
@@ -34,6 +35,14 @@ def record(number: int, **changes: Any) -> Record:
         "rejected": {},
     }
     return Record(**(values | changes))
+
+
+def evaluated(number: int, sampled: float, **kinds: int) -> EvaluationRecord:
+    """A made-up evaluation: how many tasks of which kind were asked, and the sampled accuracy."""
+    results = {kind: KindResult(tasks=tasks, greedy=0, sampled=0, pass_k=0) for kind, tasks in kinds.items()}
+    return EvaluationRecord(
+        round=number, time=0, policy_step=0, tasks=1, greedy=0, sampled=sampled, pass_k=0, k=4, kinds=results, seconds=1
+    )
 
 
 def scored_group(

@@ -13,11 +13,12 @@ import pytest
 from node.commands.flags import load_run_with_flags
 from node.config_sources import load, parse_flag
 from node.datadir import DataDir
+from node.evaluations import EvaluationsFile
 from node.identity import Identity
 from node.record import MetricsFile
 from rl.checkpoint import CheckpointReader, CheckpointStore
 from rl.pool import SqlitePool
-from tests.node.records import record, scored_group
+from tests.node.records import evaluated, record, scored_group
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (
@@ -31,6 +32,8 @@ COMMANDS = (
     "eval",
     "chat",
     "export",
+    "compare",
+    "rollouts",
     "doctor",
     "version",
 )
@@ -68,6 +71,8 @@ def data_dir(tmp_path: Path) -> Path:
         with SqlitePool(data.pool_path, "me") as pool:
             pool.add([scored_group("lcm", "b", rewards=(0.0, 0.0))])
         store = CheckpointStore(data.checkpoints_path)
+        for number, sampled in ((20, 0.9), (40, 0.75), (60, 0.5)):
+            EvaluationsFile(data.evaluations_path).append(evaluated(number, sampled))
         for number in (40, 50):
             directory = store.begin(number)
             (directory / "policy").write_text("")
@@ -104,6 +109,8 @@ def test_status_names_the_model_that_auto_found(data_dir: Path, tmp_path: Path) 
     DataDir(data_dir).write_config(config)
     status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
     assert status["model"] == "tiny"
+    # Of round 20, which was better, there is no checkpoint.
+    assert (status["evaluation"]["round"], status["best"]) == (60, 40)
 
 
 def test_help_does_not_wait_for_the_learning_libraries() -> None:

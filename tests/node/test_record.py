@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from node.exchange import Counts
-from node.record import MetricsFile, Record, RecordError
+from node.record import MetricsFile, Record
 from node.rounds import _record_of
+from node.rounds_file import RecordError
 from rl.rollouts import UpdateStats
 from rl.sapo import RoundResult
 from tests.node.records import record, scored_group

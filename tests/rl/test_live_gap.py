@@ -104,6 +104,16 @@ def test_the_gap_is_known_without_a_learning_step(make_learner: MakeLearner, tas
     assert stats.engine_logprob_gap == pytest.approx(0.02, abs=1e-3)
 
 
+def test_the_gap_of_an_evaluation_is_not_that_of_a_round(make_learner: MakeLearner, tasks: list[Task]) -> None:
+    learner = make_learner()
+    replace_engine(learner, off_by(0.02))
+    groups = learner.generate(tasks, Sampling(4, 8), 0)
+    learner._live._engine = Faulty(learner.policy, off_by(0.05))
+    learner.generate(tasks, Sampling(4, 8), 1, keep=False)
+    stats = learner.update([scored(group, [1, 0, 0, 1]) for group in groups], 0)
+    assert stats.engine_logprob_gap == pytest.approx(0.02, abs=1e-3)
+
+
 def test_a_base_model_is_held_against_the_base_model(make_learner: MakeLearner, tasks: list[Task]) -> None:
     learner = make_learner(training={"lr": 0.5})
     replace_engine(learner, None)

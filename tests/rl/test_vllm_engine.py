@@ -42,8 +42,19 @@ def make(directory: Path, **sections: dict[str, Any]) -> Learner:
 
 
 @pytest.fixture(scope="module")
-def merged(wide_model_dir: Path) -> Iterator[Learner]:
+def trained(wide_model_dir: Path) -> Learner:
+    """A policy whose engine is never opened."""
     learner = make(wide_model_dir)
+    stir(learner, 0.1)
+    return learner
+
+
+@pytest.fixture(scope="module")
+def merged(trained: Learner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learner]:
+    """On what `export` wrote of `trained`, as its base model."""
+    directory = tmp_path_factory.mktemp("exported")
+    trained.export(directory, merged=True)
+    learner = make(directory)
     stir(learner, 0.1)
     yield learner
     learner.close()
@@ -72,6 +83,12 @@ def difference(learner: Learner, sampled: list[list[Sampled]], *, base: bool = F
     groups = [Group(tuple(p), tuple(r)) for p, r in zip(PROMPTS, rows, strict=True)]
     known = learner.policy.logprobs(groups, base=base)
     return max(float((known[r] - torch.tensor(r.sampled)).abs().max()) for group in rows for r in group)
+
+
+def test_it_loads_what_export_wrote_and_samples_from_it(trained: Learner, merged: Learner) -> None:
+    sampled = run(merged.engine, Sampling(4, 12), 2, base=True)
+    assert difference(trained, sampled) < 1e-4
+    assert difference(merged, sampled) > 1e-2, "another policy"
 
 
 def test_reported_logprobs_are_those_of_training(merged: Learner) -> None:

@@ -9,6 +9,7 @@ from starlette.types import Message, Scope
 from node.api.answers import Answers
 from node.api.app import make_app
 from node.api.errors import ApiError
+from node.api.guard import Rules
 from node.api.openai import routes
 
 
@@ -24,7 +25,7 @@ class _Answers:
         raise ApiError(503, "nobody is here", code="not_ready", again=True)
 
 
-APP = make_app(routes(cast(Answers, _Answers())))
+APP = make_app(routes(cast(Answers, _Answers())), Rules())
 
 
 def seeds() -> list[bytes]:

@@ -8,10 +8,11 @@ from typing import cast
 import torch
 from safetensors.torch import save
 
+from rl.checkpoint import POLICY as STATE_FILE
 from rl.errors import CheckpointError
 from rl.optimizer import make_adamw
 from rl.policy import Policy
-from rl.saved import FORMAT, OPTIMIZER_FILE, STATE_FILE, read_policy
+from rl.saved import FORMAT, OPTIMIZER_FILE, read_policy
 from rl.settings import LoraSettings
 from rl.weights import ADAPTER_FILE, Weights
 from tests.fuzz.scratch import cut, directory, joined

@@ -2,7 +2,8 @@
 
 import math
 
-from node.record import MetricsFile, RecordError
+from node.record import MetricsFile
+from node.rounds_file import RecordError
 from tests.fuzz.scratch import directory
 from tests.node.records import record
 
