@@ -140,6 +140,7 @@ CONFIGURATIONS: dict[str, Plan] = {
     "2/6": uniform(2, 6),
     "4/0": uniform(4, 0),
     "4/0 + 4 own replayed": uniform(4, 4, replay=True, delay=1, reuse=20),
+    "4/0 + own positives replayed": default_plan(replay=True, delay=1, per_peer=SharingSettings().external),
     "8/0 refilled": uniform(32, 0, informative=8),
     "fill": uniform(4, 4, selection="fill"),
     "fill + positives": uniform(4, 4, selection="fill_positives"),
