@@ -45,6 +45,7 @@ KEYS = [
     "seconds_sync",
     "gate_refused",
     "gate_threshold",
+    "learning_rate",
 ]
 
 
