@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.learning import finish, moving_average
-from bench.runs import Run, RunError, Summary, read_run, summarise
+from bench.runs import Run, RunError, Summary, summarise
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -32,11 +32,6 @@ def compare_runs(runs: Sequence[Run]) -> list[Summary]:
     """Summaries over the rounds that all of them have done; none if that is no round."""
     rounds = min((run.rounds for run in runs), default=0)
     return [summarise(run, rounds) for run in runs] if rounds > 0 else []
-
-
-def read_again(runs: Sequence[Run]) -> list[Run]:
-    """The same cases, as they are now."""
-    return [read_run(run.case) for run in runs]
 
 
 def by_configuration(summaries: Sequence[Summary]) -> dict[str, list[Summary]]:

@@ -21,20 +21,8 @@ from typing import Any
 from rich.console import Console
 
 from bench.compared import HeldOut, add_arguments, compare_runs, draw, show, write_json
-from bench.runs import (
-    Case,
-    RunError,
-    Stop,
-    check_names,
-    go_on,
-    held_out,
-    merged,
-    place_of,
-    rates,
-    read_run,
-    say,
-    sharing_of,
-)
+from bench.driving import Stop, go_on, held_out, say
+from bench.runs import Case, RunError, check_names, merged, place_of, rates, read_run, sharing_of
 from node.errors import NodeError
 
 LR = 2e-4

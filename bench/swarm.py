@@ -4,17 +4,21 @@ Swarms of eight tiny policies in one process (`bench.sim`), under the product's 
 advantage and loss. Every number is about a node's own rollouts or about held-out prompts; what others send never counts
 as reward. Runs are kept in the output directory: what was interrupted goes on with the same command.
 
-The section `headline` takes twenty minutes on two cores, six of them for the first policies.
+The section `headline` takes half an hour on two cores, six minutes of it for the first policies, and all together twice
+that and more. Ctrl-C loses only the runs in hand.
 """
 
 import argparse
+import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from bench.sim import report
@@ -73,6 +77,8 @@ def run_sections(sections: Sequence[Section], directory: Path, workers: int) -> 
 
 def export_world(directory: Path, out: Path) -> None:
     """Write the specialists' first policies and their tasks for real nodes: `models/node-1` ... and `tasks/*.jsonl`."""
+    # As in the workers, which have one core each: sums of two threads differ by rounding.
+    torch.set_num_threads(1)
     kinds, codec = load_kinds(), Codec(build_tokenizer())
     files = write_files(kinds, out / "tasks")
     [stack] = policies(REGIMES["specialists"], 1, kinds, codec, directory / "policies")
@@ -94,6 +100,10 @@ def main() -> None:
     unknown = set(arguments.sections) - {*SECTIONS, *TUNE}
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join([*SECTIONS, *TUNE])}")
+    if arguments.workers < 1:
+        parser.error("--workers must be at least 1")
+    if importlib.util.find_spec("matplotlib") is None:
+        parser.error("the plots take matplotlib: pip install -e '.[bench]'")
     if arguments.export:
         export_world(arguments.out, arguments.export)
         return
@@ -102,7 +112,13 @@ def main() -> None:
     named = arguments.sections or list(SECTIONS)
     known = SECTIONS | TUNE
     chosen = [smoke()] if arguments.smoke else [section for name in named for section in known[name]()]
-    outcomes = run_sections(chosen, arguments.out, arguments.workers)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        outcomes = run_sections(chosen, arguments.out, arguments.workers)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on with what is left", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     show(chosen, outcomes, arguments.out)
     if arguments.json:
         rows = chosen[0].rows
@@ -116,10 +132,10 @@ def show(sections: Sequence[Section], outcomes: dict[Job, Outcome], directory: P
     console = Console(width=max(Console().width, 190))
     for section in sections:
         console.print(report.table(section, outcomes))
+        name = "".join(c if c.isalnum() else "-" for c in section.title.partition(":")[0].lower())
+        report.write_csv([section], outcomes, directory / f"{name}.csv")
         if section.curves:
-            name = "".join(c if c.isalnum() else "-" for c in section.title.lower())
             report.draw(section, outcomes, directory / f"{name}.png")
-    report.write_csv(sections, outcomes, directory / "tables.csv")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ from bench.compared import (
     show,
     write_json,
 )
-from bench.runs import Case, Run, RunError, Stop, check_names, go_on, held_out, merged, place_of, rates, say, sharing_of
+from bench.driving import Stop, go_on, held_out, say
+from bench.runs import Case, Run, RunError, check_names, merged, place_of, rates, sharing_of
 from node.config_sources import RECIPES
 from node.errors import NodeError
 

@@ -109,6 +109,9 @@ class Record(RoundLine):
     """The least mean log-prob with which the gate lets a completion pass, in nats a token; null if it is off, or too
     little is known to set one."""
 
+    learning_rate: Measured = None
+    """Learning rate of the round's last optimiser step; null if there was none."""
+
 
 class MetricsFile(RoundsFile[Record]):
     """`metrics.jsonl`."""

@@ -424,6 +424,7 @@ def _record_of(result: RoundResult, policy_step: int, counts: Counts, replaced: 
         seconds_sync=stats.seconds_sync if stats else 0.0,
         gate_refused=stats.refused_completions if stats else 0,
         gate_threshold=stats.gate if stats else None,
+        learning_rate=stats.learning_rate if stats and stats.tokens_trained else None,
     )
 
 

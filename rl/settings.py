@@ -120,10 +120,11 @@ class TrainingSettings(Section):
     """Learning rate of AdamW."""
 
     warmup_steps: int = Field(default=0, ge=0, le=10**9)
-    """Optimiser steps over which the learning rate rises from 0 to `lr`."""
+    """Optimiser steps over which the learning rate rises from 0 to `lr`. A round has `epochs` times `minibatches`."""
 
     decay_after: int = Field(default=25, ge=0, le=10**9)
-    """Optimiser steps after which the learning rate falls with the inverse square root of the step; 0: never."""
+    """Optimiser steps, those of the warm-up at least, after which the learning rate falls with the inverse square root
+    of the step; 0: never."""
 
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     """Decoupled weight decay of AdamW."""
@@ -180,9 +181,10 @@ class TrainingSettings(Section):
 
         A node has no last round that a schedule could end in. Large steps find what pays, small ones get it right.
         """
-        rising = step / max(1, self.warmup_steps)
-        falling = math.sqrt(self.decay_after / max(1, step)) if self.decay_after else 1.0
-        return self.lr * min(1.0, rising, falling)
+        if step < self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        top = max(self.decay_after, self.warmup_steps)
+        return self.lr * (min(1.0, math.sqrt(top / max(1, step))) if self.decay_after else 1.0)
 
 
 class LearnerSettings(Section):

@@ -28,7 +28,8 @@ from bench.chaos.members import Member, make_members
 from bench.chaos.place import Loopback, Place, Spaces, enter
 from bench.chaos.plan import Fault, draw
 from bench.chaos.world import World
-from bench.runs import RunError, Stop, say
+from bench.driving import Stop, say
+from bench.runs import RunError
 
 _LOAD_SECONDS = 900.0
 """Eight nodes load in half a minute on two free cores, and in minutes on busy ones."""

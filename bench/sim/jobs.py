@@ -19,6 +19,7 @@ from bench.sim.regimes import REGIMES, policies
 from bench.sim.tasks import Codec, Kind, load_kinds, write_files
 from bench.sim.world import Swarm
 from bench.tiny_vocab import build_tokenizer
+from verifiers.launch import end_with_parent
 
 FORMAT = 3
 """Of what is kept. Raise it when a run would come out differently: what was kept before is not used then."""
@@ -145,19 +146,38 @@ def run_all(
     """Run the jobs, `workers` at a time. `tell` gets how many of how many are done, and the one just done."""
     wanted = list(dict.fromkeys(jobs))
     outcomes: dict[Job, Outcome] = {}
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        # First policies are made by one process each, once.
-        stacks = list(
-            dict.fromkeys((job.regime, job.pretrained, job.nodes) for job in wanted if not _kept(job, directory))
-        )
-        for made in [pool.submit(_prepare, *stack, directory) for stack in stacks]:
-            made.result()
-        running = {pool.submit(run, job, directory): job for job in wanted}
-        for future in as_completed(running):
-            job = running[future]
-            outcomes[job] = future.result()
-            tell(len(outcomes), len(wanted), job, outcomes[job])
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent) as pool:
+        try:
+            for stacks in _in_turns({(j.regime, j.pretrained, j.nodes) for j in wanted if not _kept(j, directory)}):
+                for made in [pool.submit(_prepare, *stack, directory) for stack in stacks]:
+                    made.result()
+            running = {pool.submit(run, job, directory): job for job in wanted}
+            for future in as_completed(running):
+                job = running[future]
+                outcomes[job] = future.result()
+                tell(len(outcomes), len(wanted), job, outcomes[job])
+        except BaseException:
+            # Else all that is queued would be run before this is heard of.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return outcomes
+
+
+Stack = tuple[str, int, int]
+"""Regime, seed and number of nodes."""
+
+
+def _in_turns(stacks: Iterable[Stack]) -> list[list[Stack]]:
+    """First one for each base policy, then the others, which find theirs made: two at once would make it twice."""
+    firsts: dict[tuple[int, float, tuple[int, ...], int], Stack] = {}
+    later: list[Stack] = []
+    for stack in sorted(stacks):
+        regime = REGIMES[stack[0]]
+        key = (regime.steps, regime.everywhere, regime.widths, stack[1])
+        if firsts.setdefault(key, stack) is not stack:
+            later.append(stack)
+    return [list(firsts.values()), later]
 
 
 def _kept(job: Job, directory: Path) -> bool:

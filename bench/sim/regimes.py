@@ -133,6 +133,11 @@ def uniform(local: int, external: int, **changes: Any) -> Plan:
     return replace(plan, **changes)
 
 
+def own_positives(local: int) -> Plan:
+    """The product's rule, with what a node got right itself a round before in the places of what others did."""
+    return default_plan(local=local, replay=True, delay=1, per_peer=SharingSettings().external)
+
+
 CONFIGURATIONS: dict[str, Plan] = {
     "8/0": uniform(8, 0),
     "6/2": uniform(6, 2),
@@ -140,6 +145,8 @@ CONFIGURATIONS: dict[str, Plan] = {
     "2/6": uniform(2, 6),
     "4/0": uniform(4, 0),
     "4/0 + 4 own replayed": uniform(4, 4, replay=True, delay=1, reuse=20),
+    "4/0 + own positives": own_positives(4),
+    "8/0 + own positives": own_positives(8),
     "8/0 refilled": uniform(32, 0, informative=8),
     "fill": uniform(4, 4, selection="fill"),
     "fill + positives": uniform(4, 4, selection="fill_positives"),

@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from rich.table import Table
 
-from bench.learning import moving_average
 from bench.sim.jobs import Job, Outcome
 from bench.sim.sections import Section
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 Outcomes = Mapping[Job, Outcome]
 
@@ -119,7 +114,14 @@ def write_csv(sections: Sequence[Section], outcomes: Outcomes, path: Path) -> No
 
 
 def draw(section: Section, outcomes: Outcomes, path: Path, window: int = 10) -> None:
-    """Reward against rounds: the mean over runs, a band of one standard deviation, moving average over `window`."""
+    """Reward against rounds: the mean over runs, a band of one standard deviation, moving average over `window`.
+
+    Raises ImportError without matplotlib.
+    """
+    from matplotlib import pyplot as plt
+
+    from bench.learning import moving_average
+
     figure, axes = plt.subplots(figsize=(7.5, 4.2))
     for name in section.curves:
         found = [outcomes[job] for job in section.rows[name]]

@@ -36,6 +36,7 @@ class Step:
         self.judged = 0
         """Completions of others that the gates have looked at."""
         self._norms = [0.0] * len(gates)
+        self._rates = [plan.lr] * len(gates)
 
     def take(self, policy: StackedPolicy, adam: StackedAdam) -> None:
         """`epochs` steps; the ratio of the first is 1, those after are clipped."""
@@ -46,7 +47,7 @@ class Step:
         weights = torch.empty(0)
         schedule = TrainingSettings(lr=self._plan.lr, decay_after=self._plan.decay_after)
         for _ in range(self._plan.epochs):
-            adam.lr = [schedule.rate(step + 1) for step in adam.steps]
+            adam.lr = self._rates = [schedule.rate(step + 1) for step in adam.steps]
             scores = policy.scores(groups)
             if old is None:
                 old = scores.logprobs.detach()
@@ -102,7 +103,7 @@ class Step:
             entropy=0.0,
             grad_norm=self._norms[at],
             kl=0.0,
-            learning_rate=self._plan.lr,
+            learning_rate=self._rates[at],
             engine_logprob_gap=None,
             token_budget=0,
             refused=tuple(self._refused[at]),

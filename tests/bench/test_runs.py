@@ -10,7 +10,8 @@ import pytest
 
 from bench import language, testnet
 from bench.compared import agreement, compare_runs, read_scores, write_json
-from bench.runs import Case, RunError, Stop, go_on, merged, place_of, rates, read_run, sharing_of, summarise
+from bench.driving import Stop, go_on
+from bench.runs import Case, RunError, merged, place_of, rates, read_run, sharing_of, summarise
 from node.record import MetricsFile, Record
 
 

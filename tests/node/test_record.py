@@ -46,6 +46,7 @@ KEYS = [
     "seconds_sync",
     "gate_refused",
     "gate_threshold",
+    "learning_rate",
 ]
 
 

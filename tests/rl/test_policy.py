@@ -180,6 +180,8 @@ def test_the_learning_rate_rises_stays_and_falls(make_learner: MakeLearner, task
 def test_a_learning_rate_that_is_to_stay_does() -> None:
     assert TrainingSettings(lr=0.4, decay_after=0).rate(10**6) == 0.4
     assert TrainingSettings(lr=0.4, decay_after=100).rate(10**4) == pytest.approx(0.04)
+    slow = TrainingSettings(lr=0.4, decay_after=5, warmup_steps=100)
+    assert [slow.rate(step) for step in (50, 100, 400)] == pytest.approx([0.2, 0.4, 0.2]), "a warm-up ends at the top"
 
 
 def test_progress_moves_within_an_optimiser_step(make_learner: MakeLearner) -> None:
