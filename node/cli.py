@@ -8,6 +8,24 @@ from typing import Annotated, Literal
 
 try:
     import typer
+
+    from node import cli_control, cli_rollouts
+    from node.cli_options import (
+        LOOK,
+        MODEL,
+        RUN,
+        SETUP,
+        BestOption,
+        DataDirOption,
+        EngineOption,
+        FileOption,
+        JoinOption,
+        JsonOption,
+        ListenOption,
+        ModelOption,
+        SeedOption,
+        SetOption,
+    )
 except KeyboardInterrupt:  # most of the time before `main` goes by here
     raise SystemExit(130) from None
 
@@ -18,35 +36,12 @@ app = typer.Typer(
     name="swarmnode",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog=(
+        "First time: `swarmnode doctor` looks at this machine, `swarmnode start --silo --model tiny` trains a model of a"
+        " few megabytes in minutes, and `swarmnode testnet` shows a swarm on one machine. Each command tells more:"
+        " `swarmnode start --help`."
+    ),
 )
-
-# A text: as a path, an empty one would pass for the working directory.
-DataDirOption = Annotated[
-    str | None, typer.Option("--data-dir", help="Where the node keeps everything.", show_default=False)
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="auto, tiny, a directory or a hub id.", show_default=False)
-]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="Inference engine.", show_default=False)]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Fixes tasks and sampling.", show_default=False)]
-FileOption = Annotated[Path | None, typer.Option("--config", help="TOML file.", show_default=False)]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=1e-5.", show_default=False),
-]
-JoinOption = Annotated[
-    list[str] | None,
-    typer.Option("--join", metavar="ADDRESS", help="Node to begin with; may be given often.", show_default=False),
-]
-ListenOption = Annotated[
-    list[str] | None,
-    typer.Option("--listen", metavar="ADDRESS", help="Address to listen on; may be given often.", show_default=False),
-]
-BestOption = Annotated[
-    bool, typer.Option("--best", help="The checkpoint that was best on held-out tasks, not the newest.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,7 +59,7 @@ def options(
     """Train a language model by reinforcement learning, alone or in a swarm of ordinary machines."""
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def start(
     silo: Annotated[bool, typer.Option("--silo", help="Train alone, without a network.")] = False,
     rounds: Annotated[
@@ -96,7 +91,7 @@ def start(
     raise typer.Exit(run_node(loaded, rounds))
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("swarmnode.toml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite it.")] = False,
@@ -107,7 +102,7 @@ def init(
     write_init_file(path, force)
 
 
-@app.command("config")
+@app.command("config", rich_help_panel=SETUP)
 def show_config(
     data_dir: DataDirOption = None,
     model: ModelOption = None,
@@ -130,7 +125,7 @@ def show_config(
         print_config(loaded, "json" if json else "toml" if toml else "text")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     """Say how far the node is and how well it does. Works while it runs."""
     from node.commands.controlling import print_served
@@ -143,7 +138,7 @@ def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
         print_served(path)
 
 
-@app.command("id")
+@app.command("id", rich_help_panel=LOOK)
 def show_id(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     """Print this node's id, and while it runs what others type to join it."""
     from node.commands.flags import data_dir_of
@@ -152,7 +147,7 @@ def show_id(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     print_id(data_dir_of(data_dir), json)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def peers(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     """List the other nodes that the running node knows, and what came of them."""
     from node.commands.flags import data_dir_of
@@ -161,55 +156,10 @@ def peers(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     print_peers(data_dir_of(data_dir), json)
 
 
-@app.command()
-def watch(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
-    """Follow the running node: a line a round, and what it logs. Ctrl-C ends the watching, not the node."""
-    from node.commands.controlling import watch
-    from node.commands.flags import data_dir_of
-
-    watch(data_dir_of(data_dir), json)
+app.add_typer(cli_control.commands)
 
 
-@app.command()
-def pause(data_dir: DataDirOption = None) -> None:
-    """Let the running node finish its round and begin no other. It stays in its swarm."""
-    from node.commands.controlling import pause
-    from node.commands.flags import data_dir_of
-
-    pause(data_dir_of(data_dir))
-
-
-@app.command()
-def resume(data_dir: DataDirOption = None) -> None:
-    """Let a paused node go on."""
-    from node.commands.controlling import resume
-    from node.commands.flags import data_dir_of
-
-    resume(data_dir_of(data_dir))
-
-
-@app.command()
-def checkpoint(data_dir: DataDirOption = None) -> None:
-    """Have the running node save as soon as its round is done."""
-    from node.commands.controlling import checkpoint
-    from node.commands.flags import data_dir_of
-
-    checkpoint(data_dir_of(data_dir))
-
-
-@app.command()
-def stop(
-    data_dir: DataDirOption = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until it has ended.")] = True,
-) -> None:
-    """Have the running node save and end, as Ctrl-C does where it was started."""
-    from node.commands.controlling import stop
-    from node.commands.flags import data_dir_of
-
-    stop(data_dir_of(data_dir), wait)
-
-
-@app.command("eval")
+@app.command("eval", rich_help_panel=MODEL)
 def evaluate(
     data_dir: DataDirOption = None,
     model: ModelOption = None,
@@ -241,7 +191,7 @@ def evaluate(
         evaluate_run(loaded, json, best)
 
 
-@app.command()
+@app.command(rich_help_panel=MODEL)
 def chat(
     data_dir: DataDirOption = None,
     model: ModelOption = None,
@@ -263,7 +213,7 @@ def chat(
     talk(loaded, Conversation(system=system, base=base), max_new_tokens, temperature, best)
 
 
-@app.command()
+@app.command(rich_help_panel=MODEL)
 def export(
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist or be empty.")],
     data_dir: DataDirOption = None,
@@ -286,48 +236,10 @@ def export(
     export_policy(loaded.config, out, Wanted(merged, form, best), push, private)
 
 
-rollouts = typer.Typer(no_args_is_help=True, help="Take rollouts out of the pool for other programs, or bring them in.")
-app.add_typer(rollouts, name="rollouts")
+app.add_typer(cli_rollouts.commands, name="rollouts", rich_help_panel=MODEL)
 
 
-@rollouts.command("export")
-def export_rollouts(
-    file: Annotated[Path, typer.Argument(help="File to write.")],
-    data_dir: DataDirOption = None,
-    form: Annotated[
-        Literal["jsonl", "parquet"], typer.Option("--format", help="parquet needs the extra of that name.")
-    ] = "jsonl",
-    since_round: Annotated[int, typer.Option("--since-round", min=0, help="What came from that round on.")] = 0,
-    origin: Annotated[
-        str | None, typer.Option("--origin", help="Of this peer id alone; `own` is this node.", show_default=False)
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-) -> None:
-    """Write the groups in the pool, with rewards and advantages, a row each. Works while the node runs."""
-    from node.commands.flags import data_dir_of
-    from node.commands.rollouts import write_pool
-
-    write_pool(data_dir_of(data_dir), file, form, since_round, origin, force)
-
-
-@rollouts.command("import")
-def import_rollouts(
-    file: Annotated[Path, typer.Argument(help="JSON lines, as `rollouts export` writes them.")],
-    data_dir: DataDirOption = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", help="Their origin is import:NAME; by default the file's name.", show_default=False),
-    ] = None,
-    settings: SetOption = None,
-) -> None:
-    """Bring groups into the pool, through the checks of what peers send. The node must not run meanwhile."""
-    from node.commands.flags import load_run_with_flags
-    from node.commands.rollouts import import_file
-
-    import_file(load_run_with_flags(None, settings, data_dir=data_dir), file, name)
-
-
-@app.command()
+@app.command(rich_help_panel=MODEL)
 def compare(
     directories: Annotated[
         list[Path], typer.Argument(metavar="DIR...", help="Data directories; others are held against the first.")
@@ -341,7 +253,7 @@ def compare(
     compare_runs(directories, png, json)
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def doctor(
     data_dir: DataDirOption = None,
     model: ModelOption = None,
@@ -356,7 +268,7 @@ def doctor(
     raise typer.Exit(examine(load_with_flags(config, settings, data_dir=data_dir, model=model).config, json))
 
 
-@app.command("testnet")
+@app.command("testnet", rich_help_panel=RUN)
 def swarm_of_nodes(
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, max=64, help="How many; 4 unless told.", show_default=False)
@@ -395,7 +307,7 @@ def swarm_of_nodes(
     raise typer.Exit(run_testnet(wishes, kill_every, no_tty, json))
 
 
-@app.command()
+@app.command(rich_help_panel=SETUP)
 def version() -> None:
     """Print the version."""
     typer.echo(distribution_version("swarmnode"))
@@ -424,7 +336,7 @@ def _main() -> None:
     from verifiers.base import VerifierError
 
     try:
-        app()
+        app(prog_name="swarmnode")
     except NodeError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

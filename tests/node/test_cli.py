@@ -28,6 +28,11 @@ COMMANDS = (
     "status",
     "id",
     "peers",
+    "watch",
+    "pause",
+    "resume",
+    "checkpoint",
+    "stop",
     "testnet",
     "eval",
     "chat",
@@ -86,6 +91,12 @@ def test_without_a_command_it_says_what_it_can_do(tmp_path: Path) -> None:
         assert all(command in result.stdout for command in COMMANDS)
     for asked in ("version", "--version"):
         assert swarmnode(asked, cwd=tmp_path).stdout.strip() == version("swarmnode")
+
+
+def test_the_shell_completes_commands(tmp_path: Path) -> None:
+    asked = {"_SWARMNODE_COMPLETE": "complete_bash", "COMP_WORDS": "swarmnode st", "COMP_CWORD": "1"}
+    result = swarmnode(cwd=tmp_path, **asked)
+    assert (result.stdout.split(), result.stderr) == (["start", "status", "stop"], "")
 
 
 @pytest.mark.parametrize("command", ["chat", "eval", "status"])
