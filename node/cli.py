@@ -37,8 +37,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     epilog=(
-        "First time: `swarmnode doctor` looks at this machine, `swarmnode start --silo --model tiny` trains a model of a"
-        " few megabytes in minutes, and `swarmnode testnet` shows a swarm on one machine. Each command tells more:"
+        "First time: `swarmnode doctor` looks at this machine, `swarmnode start --silo --model tiny` trains a model of"
+        " a few megabytes in minutes, and `swarmnode testnet` shows a swarm on one machine. Each command tells more:"
         " `swarmnode start --help`."
     ),
 )

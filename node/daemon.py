@@ -18,8 +18,9 @@ from node.evaluations import EvaluationsFile
 from node.exchange import CurrentRound, DurablePool, Network, Silent
 from node.identity import Identity
 from node.measuring import Evaluator
+from node.parts import Parts
 from node.record import MetricsFile
-from node.rounds import Parts, Rounds
+from node.rounds import Rounds
 from node.sinks import open_sinks
 from node.stop import Stop, watch_signals
 from node.view import View, open_view

@@ -6,37 +6,23 @@ Because all else follows the checkpoint, a crash at any moment costs at most the
 round is recorded once.
 """
 
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import trio
 
-from node.api.control import Control
-from node.api.current import CurrentLearner
-from node.config import Config
-from node.datadir import DataDir
-from node.disk import Disk
 from node.errors import NodeError
-from node.exchange import Counts, CurrentRound, DurablePool, Network
-from node.identity import Identity
+from node.exchange import Counts, DurablePool
 from node.learner import LearnerDied, LearnerFailed, LearnerProcess, open_learner
-from node.measuring import Evaluator
-from node.record import MetricsFile, Record
-from node.sinks import Sink
-from node.stop import Stop
-from node.view import NodeInfo, View
-from rl.checkpoint import Checkpoint, CheckpointStore
+from node.outcome import record_of, rewards_by_kind
+from node.parts import Parts, plan_of
+from node.view import NodeInfo
+from rl.checkpoint import Checkpoint
 from rl.model_names import recipe_of
-from rl.pool import SqlitePool
-from rl.rollouts import Sampling, ScoredGroup
-from rl.sapo import RoundPlan, RoundResult, Sapo
+from rl.sapo import RoundResult, Sapo
 from rl.selection import STRATEGIES
 from verifiers.base import VerifierError
-from verifiers.sandbox import Sandbox
-from verifiers.stream import TaskStream
 
 MAX_DEATHS = 3
 """Learners that may die one after the other, without getting further than any before, until the node gives up."""
@@ -49,35 +35,6 @@ _RESTART_SECONDS = 2.0
 
 class NothingToResumeError(NodeError):
     """Rounds are recorded, and no checkpoint to go on from is left. Starting over in silence would bury them."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a node is made of, wired once. Only the learner is replaced during its life.
-
-    `checkpoint` is the newest good one, if whoever wired this has looked already: finding it reads all of it. `current`
-    is kept at the round in hand, `policy` is lent the learner while it trains, and `control` is heeded between rounds.
-    """
-
-    config: Config
-    data: DataDir
-    identity: Identity
-    sandbox: Sandbox
-    stream: TaskStream
-    pool: SqlitePool
-    swarm: Network
-    metrics: MetricsFile
-    checkpoints: CheckpointStore
-    evaluator: Evaluator
-    sinks: list[Sink]
-    view: View
-    stop: Stop
-    disk: Disk
-    seed: int
-    checkpoint: Checkpoint | None = None
-    current: CurrentRound = field(default_factory=CurrentRound)
-    policy: CurrentLearner = field(default_factory=CurrentLearner)
-    control: Control = field(default_factory=Control)
 
 
 class Rounds:
@@ -177,7 +134,7 @@ class Rounds:
     async def _train(self, learner: LearnerProcess) -> None:
         parts = self._parts
         sapo = Sapo(
-            _plan(parts),
+            plan_of(parts),
             learner,
             parts.stream,
             parts.sandbox,
@@ -236,7 +193,7 @@ class Rounds:
         if result.stats is not None:
             self._policy_step = result.stats.policy_step
         counts = Counts.of(parts.swarm.totals())
-        record = _record_of(result, self._policy_step, counts.since(self._counted), self._restarts)
+        record = record_of(result, self._policy_step, counts.since(self._counted), self._restarts)
 
         async def write() -> None:
             # It waits for the disk, which takes as long as the disk likes.
@@ -250,7 +207,7 @@ class Rounds:
         parts.current.number = self._done + 1
         self._furthest = max(self._furthest, self._done)
         self._cursor = parts.stream.cursor
-        per_kind = _per_kind(result.local)
+        per_kind = rewards_by_kind(result.local)
         for sink in parts.sinks:
             sink.write(record, per_kind)
         parts.view.round_finished(record, per_kind, result.local)
@@ -367,70 +324,3 @@ class Rounds:
                 f"the settings in force are those recommended for {asked}, and the model turned out to be"
                 f" {about['model']}: name it in [model] name to get its own",
             )
-
-
-def _plan(parts: Parts) -> RoundPlan:
-    sampling, sharing = parts.config.sampling, parts.config.sharing
-    local, external = sharing.places
-    return RoundPlan(
-        origin=parts.identity.node_id,
-        local=local,
-        external=external,
-        share=sharing.share,
-        max_age=sharing.max_age,
-        reuse=sharing.reuse,
-        per_peer=sharing.per_peer,
-        sampling=Sampling(
-            samples=sampling.group_size,
-            max_new_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-        ),
-        advantage=parts.config.training.advantage,
-        seed=parts.seed,
-    )
-
-
-def _record_of(result: RoundResult, policy_step: int, counts: Counts, replaced: int) -> Record:
-    """`counts` and `replaced` (learners that were): since the last record."""
-    stats = result.stats
-    # Without a step there is no loss to speak of; 0 would read as one.
-    stepped = stats if stats is not None and stats.tokens_trained > 0 else None
-    return Record(
-        round=result.number,
-        time=time.time(),
-        policy_step=policy_step,
-        local_groups=len(result.local),
-        external_groups=len(result.external),
-        reward_local=result.reward_local,
-        reward_external=result.reward_external,
-        informative_fraction=result.informative_fraction,
-        tokens_generated=result.tokens_generated,
-        seconds_generate=result.seconds_generate,
-        seconds_score=result.seconds_score,
-        seconds_update=result.seconds_update,
-        tokens_trained=stepped.tokens_trained if stepped else 0,
-        loss=stepped.loss if stepped else None,
-        clip_fraction=stepped.clip_fraction if stepped else None,
-        entropy=stepped.entropy if stepped else None,
-        grad_norm=stepped.grad_norm if stepped else None,
-        engine_logprob_gap=stats.engine_logprob_gap if stats else None,
-        peers=counts.peers,
-        batches_sent=result.batches_sent,
-        batches_received=counts.batches_received,
-        rejected={**counts.rejected, **({"unscored": result.unscored} if result.unscored else {})},
-        seconds_share=result.seconds_share,
-        engine_restarts=replaced + (stats.engine_restarts if stats else 0),
-        seconds_sync=stats.seconds_sync if stats else 0.0,
-        gate_refused=stats.refused_completions if stats else 0,
-        gate_threshold=stats.gate if stats else None,
-        learning_rate=stats.learning_rate if stats and stats.tokens_trained else None,
-    )
-
-
-def _per_kind(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Mean reward of each kind of task, by name."""
-    rewards: dict[str, list[float]] = {}
-    for scored in groups:
-        rewards.setdefault(scored.group.task.kind, []).append(scored.mean_reward)
-    return {kind: sum(values) / len(values) for kind, values in sorted(rewards.items())}

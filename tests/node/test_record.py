@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from node.exchange import Counts
+from node.outcome import record_of
 from node.record import MetricsFile, Record
-from node.rounds import _record_of
 from node.rounds_file import RecordError
 from rl.rollouts import UpdateStats
 from rl.sapo import RoundResult
@@ -210,10 +210,10 @@ def result(stats: UpdateStats | None) -> RoundResult:
 
 def test_what_the_gate_did_is_in_the_record() -> None:
     stats = UpdateStats(1, 9, 0.0, 0.0, 1.0, 1.0, 0.0, 1e-4, None, 8192, refused=(1,), refused_completions=3, gate=-2.5)
-    gated = _record_of(result(stats), 1, Counts(), 0)
+    gated = record_of(result(stats), 1, Counts(), 0)
     assert (gated.gate_refused, gated.gate_threshold) == (3, -2.5)
     assert (gated.external_groups, gated.reward_external) == (1, 0.5), "of what was chosen, refused or not"
-    failed = _record_of(result(None), 1, Counts(), 0)
+    failed = record_of(result(None), 1, Counts(), 0)
     assert (failed.gate_refused, failed.gate_threshold) == (0, None)
 
 
