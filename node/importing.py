@@ -59,7 +59,7 @@ async def import_rollouts(config: Config, path: Path, origin: str) -> Outcome:
         last = MetricsFile(data.metrics_path).last(1)
         importer = _Importer(config, origin, last[-1].round + 1 if last else 1, outcome)
         with SqlitePool(data.pool_path, own, config.pool.max_groups, config.pool.per_peer) as pool:
-            async with open_sandbox(config.verifiers) as sandbox:
+            async with open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox:
                 # Tells the sandbox the files of questions that the mix names, and says what the mix makes.
                 stream = await TaskStream.open(sandbox, config.tasks.mix, 0)
                 for found in read_rows(path):

@@ -95,8 +95,13 @@ def open_policy(
             try:
                 learner.load(checkpoint.path)
                 break
-            except CheckpointError:
-                if left == 0 or checkpoint.path.exists():
+            except CheckpointError as error:
+                if checkpoint.path.exists():
                     raise
+                if left == 0:
+                    raise NodeError(
+                        f"{checkpoint.path} has gone meanwhile: a running node keeps its newest checkpoints alone"
+                        " ([checkpoint] keep); copy one first, or pause the node"
+                    ) from error
                 checkpoint = find(config)
         yield CurrentPolicy(learner, checkpoint)

@@ -85,8 +85,9 @@ class Opponent:
             return cls(str(path), config.model_copy(update={"model": model, "lora": lora}), newest, base=True)
         if (path / "adapter_config.json").is_file():
             raise NodeError(f"{path} is an adapter alone: give a checkpoint, a data directory or a merged model")
+        what = "holds nothing to compare with" if path.exists() else "does not exist"
         raise NodeError(
-            f"{path} holds nothing to compare with: --against takes `base`, a data directory, a directory in"
+            f"{path} {what}: --against takes `base`, a data directory, a directory in"
             " checkpoints/, or a model that `swarmnode export` wrote"
         )
 
@@ -114,7 +115,7 @@ def versus(config: Config, against: str, find: Find, progress: Progress) -> Vers
 
 
 async def _versus(config: Config, opponent: Opponent | None, find: Find, progress: Progress) -> Versus:
-    async with open_sandbox(config.verifiers) as sandbox:
+    async with open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox:
         kinds, tasks = await held_out(sandbox, config, progress)
         with open_policy(config, find) as current:
             name = _name(current.learner.describe()["model"], current.checkpoint)

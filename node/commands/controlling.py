@@ -19,7 +19,8 @@ _LOOK_SECONDS = 0.3
 def pause(path: Path) -> None:
     """Let the node finish its round and begin no other. Raises NoAnswer, DataDirError."""
     answer = NodeClient.at(path).post("pause")
-    print(f"{answer['state']} after round {answer['round']}; `swarmnode resume` goes on")
+    when = "paused" if answer["state"] == "paused" else "the round in hand is finished first; then it pauses,"
+    print(f"{when} until `swarmnode resume`; {answer['round']} rounds are done")
 
 
 def resume(path: Path) -> None:

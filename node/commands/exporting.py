@@ -40,6 +40,8 @@ def export_policy(config: Config, out: Path, wanted: Wanted, push: str | None, p
     Raises NodeError if there is nothing to export, `out` is taken, or the hub refuses.
     """
     logs.configure(config.log)
+    if private and push is None:
+        raise NodeError("--private says how to --push: give --push REPO too, or leave it out")
     token = _token() if push is not None else None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} exists and is not an empty directory: give another --out")

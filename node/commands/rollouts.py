@@ -27,12 +27,16 @@ def write_pool(path: Path, file: Path, form: Format, since: int, origin: str | N
         raise data.never_used()
     if file.exists() and not force:
         raise NodeError(f"{file} exists: give another file, or --force to overwrite it")
+    if not file.absolute().parent.is_dir():
+        raise NodeError(f"there is no directory {file.absolute().parent}: make it, or give another file")
     of = Identity.load(data.identity_path).node_id if origin == OWN else origin
     try:
         count = write_rows(SqlitePool.read(data.pool_path, since, of), file, form)
     except PoolError as error:
         raise NodeError(str(error)) from error
     print(f"{file} written: {count} groups")
+    if count == 0:
+        print("warning: no group in the pool is of that origin and those rounds", file=sys.stderr)
 
 
 def import_file(loaded: Loaded, file: Path, name: str | None) -> None:
@@ -44,6 +48,8 @@ def import_file(loaded: Loaded, file: Path, name: str | None) -> None:
         raise data.never_used()
     if not file.is_file():
         raise NodeError(f"there is no file {file}")
+    if _is_parquet(file):
+        raise NodeError(f"{file} is Parquet, and only JSON lines are read: `rollouts export` writes them by default")
     try:
         outcome = trio.run(import_rollouts, config, file, origin_of(file, name))
     except PoolError as error:
@@ -57,6 +63,11 @@ def import_file(loaded: Loaded, file: Path, name: str | None) -> None:
         )
 
 
+def _is_parquet(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return stream.read(4) == b"PAR1"
+
+
 def _lines(outcome: Outcome) -> list[str]:
     lines = [f"{outcome.imported} groups imported as {outcome.origin}, {outcome.informative} of them with a gradient"]
     if outcome.known:
@@ -64,4 +75,6 @@ def _lines(outcome: Outcome) -> list[str]:
     if outcome.no_room:
         lines.append(f"{outcome.no_room} left out: [pool] per_peer and max_groups bound what one origin may have there")
     lines += [f"{count} refused: {reason}" for reason, count in sorted(outcome.refused.items())]
+    if outcome.refused:
+        lines.append("docs/operations.md says what the reasons mean")
     return lines

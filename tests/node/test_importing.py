@@ -2,13 +2,14 @@
 
 import builtins
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from node.commands.rollouts import write_pool
+from node.commands.rollouts import import_file, write_pool
 from node.config import Config
 from node.config_sources import load, parse_flag
 from node.datadir import DataDir, DataDirError
@@ -98,6 +99,38 @@ async def test_no_more_is_imported_than_one_origin_has_room_for(config: Config, 
     assert (outcome.imported, outcome.no_room) == (6, 2)
 
 
+SPY = """
+import json, sys
+for line in sys.stdin:
+    reply = {"prompt": "p", "answer": None}
+    if json.loads(line)["op"] == "score":
+        try:
+            reply = {"reward": float(bool(open(KEY).read()))}
+        except OSError:
+            reply = {"reward": 0.0}
+    print(json.dumps(reply), flush=True)
+"""
+
+
+async def test_whatever_scores_what_is_imported_does_not_see_the_nodes_key(tmp_path: Path) -> None:
+    data, script = tmp_path / "node", tmp_path / "spy.py"
+    script.write_text(SPY.replace("KEY", repr(str(data / "identity.key"))))
+    command = json.dumps({"spy": {"argv": [sys.executable, str(script)]}})
+    mix = json.dumps([{"verifier": "command", "config": {"name": "spy"}}])
+    flags = [f"node.data_dir={data}", f"tasks.mix={mix}", f"verifiers.commands={command}"]
+    config = load([parse_flag(flag) for flag in flags], environ={}).config
+    async with open_sandbox(config.verifiers, [data]) as sandbox:
+        [task] = await (await TaskStream.open(sandbox, config.tasks.mix, 5)).draw(1)
+        if not sandbox.isolation.get("program files"):
+            pytest.skip("this system does not let a process limit the files that a program sees")
+    answers = (Completion("a", True), Completion("b", True))
+    row = row_of(ScoredGroup(RolloutGroup(task, answers, 0), "other", 1, (0.0, 0.0), (0.0, 0.0)))
+    assert (await import_rollouts(config, write(tmp_path / "x.jsonl", row), "import:x")).imported == 1
+    [group] = SqlitePool.read(DataDir(data).pool_path)
+    assert (data / "identity.key").is_file()
+    assert group.rewards == (0.0, 0.0)
+
+
 async def test_nothing_is_imported_while_a_node_runs(config: Config, tmp_path: Path) -> None:
     with DataDir.open(config.node.data_dir), pytest.raises(DataDirError, match="is in use by the node"):
         await import_rollouts(config, write(tmp_path / "x.jsonl", "{"), "import:x")
@@ -136,6 +169,16 @@ def test_a_pool_is_exported_while_the_node_runs(pool: Path, tmp_path: Path) -> N
     groups = [group for group in read_rows(file) if not isinstance(group, Reason)]
     assert [group.completions[0].text for group in groups] == ["é3"], "and can be read again"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_cannot_be_exported_or_imported_says_what_to_do(pool: Path, tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"there is no directory .*nowhere: make it"):
+        write_pool(pool, tmp_path / "nowhere" / "out.jsonl", "jsonl", 0, None, force=False)
+    config = load([parse_flag(f"node.data_dir={pool}")], environ={})
+    DataDir(pool).write_config(config.config)
+    (tmp_path / "x").write_bytes(b"PAR1...")
+    with pytest.raises(NodeError, match="is Parquet, and only JSON lines are read"):
+        import_file(config, tmp_path / "x", None)
 
 
 def test_parquet_has_the_same_columns(pool: Path, tmp_path: Path) -> None:
