@@ -89,7 +89,7 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                 if stream is None:
                     return
                 shared = DurablePool(pool, disk)
-                policy, control = CurrentLearner(stop), Control(stop)
+                policy, control = CurrentLearner(stop), Control(stop, current.number - 1)
                 async with (
                     _open_api(config, data, identity, policy, control, view) as view,
                     _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm,

@@ -14,12 +14,15 @@ from node.rounds_file import RoundLine, RoundsFile
 class KindResult(BaseModel):
     """Accuracies, from 0 to 1, over `tasks` held-out tasks of one kind."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
     tasks: int
     greedy: float
+    """Mean reward of one greedy answer a task: pass@1."""
     sampled: float
+    """Mean reward of the sampled answers."""
     pass_k: float
+    """Mean over tasks of the best reward among them."""
 
 
 class EvaluationRecord(RoundLine):

@@ -8,7 +8,7 @@ from node.stop import Stop
 class Control:
     """Wishes, set by the HTTP server and heeded by `node.rounds`. Nothing of it outlives the process."""
 
-    def __init__(self, stop: Stop | None = None) -> None:
+    def __init__(self, stop: Stop | None = None, done: int = 0) -> None:
         self._stop = stop or Stop()
         self._changed = trio.Event()
         self._save = False
@@ -16,9 +16,9 @@ class Control:
         """Whether no further round is to begin."""
         self.resting = False
         """Whether the rounds have come to rest because of that."""
-        self.saved = 0
+        self.saved = done
         """The last round of which there is a checkpoint."""
-        self.done = 0
+        self.done = done
         """The last finished round."""
 
     @property

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from node.evaluations import EvaluationRecord
 from node.record import Record
 from node.snapshot import Snapshot
 
@@ -221,9 +222,9 @@ class Resources(_Said):
 
 
 class Evaluations(_Said):
-    """What was measured on held-out tasks during training (`evaluations.jsonl`), oldest first, as it stands there."""
+    """What was measured on held-out tasks during training (`evaluations.jsonl`), oldest first."""
 
-    evaluations: list[dict[str, Any]]
+    evaluations: list[EvaluationRecord]
 
 
 class Settings(_Said):

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from node.api.control import Control
 from node.api.feed import Feed
 from node.api.models import Resources
+from node.evaluations import EvaluationRecord
 from node.record import Record
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,16 +41,21 @@ _TOTALS = {
 }
 
 
-def exposition(version: str, feed: Feed, control: Control, resources: Resources) -> bytes:
-    """All metrics at this moment."""
+def exposition(
+    version: str, feed: Feed, control: Control, resources: Resources, measured: EvaluationRecord | None
+) -> bytes:
+    """All metrics at this moment. `measured` is the last evaluation."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Now(version, feed, control, resources))
+    registry.register(_Now(version, feed, control, resources, measured))
     return generate_latest(registry)
 
 
 class _Now(Collector):
-    def __init__(self, version: str, feed: Feed, control: Control, resources: Resources) -> None:
+    def __init__(
+        self, version: str, feed: Feed, control: Control, resources: Resources, measured: EvaluationRecord | None
+    ) -> None:
         self._version, self._feed, self._control, self._resources = version, feed, control, resources
+        self._measured = measured
 
     def collect(self) -> Iterator[Metric]:
         """See `prometheus_client.registry.Collector`."""
@@ -68,6 +74,8 @@ class _Now(Collector):
         last = feed.history.last
         if last is not None:
             yield from _of_last(last)
+        if self._measured is not None:
+            yield from _of_evaluation(self._measured)
         yield from self._totals()
         yield from self._swarm()
         yield from _of_machine(self._resources)
@@ -106,6 +114,16 @@ def _of_last(record: Record) -> Iterator[Metric]:
         value = getattr(record, name)
         if value is not None:
             yield _gauge(name, text, value)
+
+
+def _of_evaluation(measured: EvaluationRecord) -> Iterator[Metric]:
+    yield _gauge("held_out_round", "The round after which the policy was last measured.", measured.round)
+    accuracy = GaugeMetricFamily(
+        "swarmnode_held_out_accuracy", "Of the policy when it was last measured, from 0 to 1.", labels=["answers"]
+    )
+    for name in ("greedy", "sampled", "pass_k"):
+        accuracy.add_metric([name], getattr(measured, name))
+    yield accuracy
 
 
 def _of_machine(resources: Resources) -> Iterator[Metric]:

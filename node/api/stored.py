@@ -4,11 +4,11 @@ import json
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from node.api.models import Evaluations, Rollout, Rollouts, RolloutsQuery, Sample
+from node.evaluations import EvaluationRecord
 from rl.rollouts import ScoredGroup
 from verifiers.codec import unpack
 
@@ -90,13 +90,13 @@ def evaluations(path: Path) -> Evaluations:
     except FileNotFoundError:
         return Evaluations(evaluations=[])
     lines = data.split(b"\n")[1 if begin else 0 : -1]
-    read = [_object(line) for line in lines[-MAX_EVALUATIONS:]]
+    read = [_evaluation(line) for line in lines[-MAX_EVALUATIONS:]]
     return Evaluations(evaluations=[value for value in read if value is not None])
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def _evaluation(line: bytes) -> EvaluationRecord | None:
+    """None for a line that no node wrote: here the others are only shown."""
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        return EvaluationRecord.model_validate_json(line)
+    except ValidationError:
         return None
-    return value if isinstance(value, dict) else None

@@ -25,8 +25,6 @@ from node.config import Config
 from node.datadir import DataDir
 from node.masking import masked
 
-EVALUATIONS = "evaluations.jsonl"
-
 _THREADS = 2
 """For reading files on behalf of clients; those of the node's own work are others."""
 
@@ -139,8 +137,7 @@ class V1:
         return _said(self._seen.feed.firsts.all())
 
     async def _evaluations(self, request: Request) -> Response:
-        path = self._seen.data.path / EVALUATIONS
-        return _said(await self._in_thread(lambda: stored.evaluations(path)))
+        return _said(await self._read_evaluations())
 
     async def _resources(self, request: Request) -> Response:
         return _said(await self._meter.read())
@@ -157,7 +154,9 @@ class V1:
 
     async def _metrics(self, request: Request) -> Response:
         seen = self._seen
-        text = prometheus.exposition(self._version, seen.feed, seen.control, await self._meter.read())
+        evaluations = (await self._read_evaluations()).evaluations
+        measured = evaluations[-1] if evaluations else None
+        text = prometheus.exposition(self._version, seen.feed, seen.control, await self._meter.read(), measured)
         return Response(text, headers={"content-type": prometheus.TYPE, "cache-control": "no-store"})
 
     async def _pause(self, request: Request) -> Response:
@@ -181,6 +180,10 @@ class V1:
         state = self._state()
         seen.feed.changed(state)
         return _said(models.Done(state=state, round=seen.control.done, saved_round=seen.control.saved), 202)
+
+    async def _read_evaluations(self) -> models.Evaluations:
+        path = self._seen.data.evaluations_path
+        return await self._in_thread(lambda: stored.evaluations(path))
 
     async def _in_thread(self, read: Callable[[], Read]) -> Read:
         return await trio.to_thread.run_sync(read, limiter=self.limiter)

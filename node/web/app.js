@@ -57,6 +57,11 @@ async function loadRounds() {
   now.stale = true;
 }
 
+async function loadEvaluations() {
+  now.evaluations = (await get("evaluations")).evaluations;
+  now.stale = true;
+}
+
 function draw() {
   if (!now.stale || document.hidden) return;
   now.stale = false;
@@ -79,24 +84,6 @@ function onEvent(kind, data) {
     now.rounds = now.rounds.filter((round) => round.round <= data.round);
     now.stale = true;
   }
-}
-
-/** The first finite number that one of the paths leads to. */
-function number(value, ...paths) {
-  for (const path of paths) {
-    const found = path.reduce((inner, key) => inner?.[key], value);
-    if (Number.isFinite(found)) return found;
-  }
-  return null;
-}
-
-function evaluation(one) {
-  return {
-    round: one.round,
-    greedy: number(one, ["greedy"], ["greedy", "overall"], ["overall", "greedy"], ["greedy", "reward"], ["overall", "greedy", "reward"]),
-    sampled: number(one, ["pass_at_k"], ["sampled"], ["sampled", "overall"], ["overall", "pass_at_k"], ["overall", "sampled"],
-      ["pass_at_k", "overall"], ["sampled", "pass_at_k"]),
-  };
 }
 
 const isReading = () => document.querySelector("#rollouts details[open]") !== null;
@@ -128,10 +115,7 @@ function startLooking() {
     showFirsts((await get("firsts")).firsts);
     if (byId("rollouts-live").checked && !isReading()) await refreshRollouts(false);
   });
-  every(15, async () => {
-    now.evaluations = (await get("evaluations")).evaluations.map(evaluation);
-    now.stale = true;
-  });
+  every(15, loadEvaluations);
   setInterval(draw, DRAW_MS);
 }
 
@@ -157,7 +141,7 @@ async function connect() {
   const stream = listen((kind, data) => (loaded ? onEvent(kind, data) : early.push([kind, data])));
   stream.catch(() => null);
   addLog((await get("log")).lines);
-  await loadRounds();
+  await Promise.all([loadRounds(), loadEvaluations()]);
   loaded = true;
   for (const [kind, data] of early) if (kind !== "message") onEvent(kind, data);
   now.fresh = true;

@@ -81,15 +81,16 @@ export function drawReward(rounds, evaluations) {
     columns.push(smooth(external, spanOf(rounds)));
   }
   const place = new Map(numbers.map((number, index) => [number, index]));
-  [["greedy", "held-out, greedy", "c2"], ["sampled", "held-out, pass@k", "c3"]].forEach(([name, label, tone]) => {
-    const points = evaluations.filter((one) => one[name] !== null && place.has(one.round));
-    if (!points.length) return;
+  const points = evaluations.filter((one) => place.has(one.round));
+  const k = points[points.length - 1]?.k;
+  const held = [["greedy", "held out, greedy", "c2"], ["sampled", "held out, sampled", "c3"], ["pass_k", `held out, pass@${k}`, "c4"]];
+  for (const [name, label, tone] of points.length ? held : []) {
     const column = numbers.map(() => null);
     for (const one of points) column[place.get(one.round)] = one[name];
-    names.push(name);
+    names.push(label);
     series.push({ label, stroke: colour(tone), width: 1.5, dash: [6, 4], spanGaps: true, points: { show: true, size: 7 } });
     columns.push(column);
-  });
+  }
   draw("chart-reward", names, series, [numbers, ...columns]);
 }
 

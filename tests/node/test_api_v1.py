@@ -36,7 +36,7 @@ from node.snapshot import PeerRow, Snapshot
 from node.view import NodeInfo
 from rl.pool import SqlitePool
 from rl.rollouts import ScoredGroup
-from tests.node.records import record, scored_group
+from tests.node.records import evaluated, record, scored_group
 
 ROOT = Path(__file__).parents[2]
 ME = "12D3KooWP5N9ap6sHz5uG7eRFfi8dSvWEGaDD4Dw2LmebELSHR4M"
@@ -458,9 +458,10 @@ async def test_a_first_success_is_told_with_what_of_others_came_before(
 async def test_evaluations_are_shown_as_far_as_they_can_be_read(tmp_path: Path) -> None:
     async with serving(tmp_path) as node:
         assert (await node.get("evaluations"))["evaluations"] == []
-        lines = ['{"round": 5, "greedy": 0.5}', "damaged", "[" * 100_000, "[]", '{"round": 10, "greedy": 0.6}', '{"rou']
+        five, ten = (evaluated(number, number / 10).model_dump_json() for number in (5, 10))
+        lines = [five, "damaged", "[" * 100_000, "[]", '{"round": 7, "greedy": 0.5}', ten, '{"rou']
         (tmp_path / "evaluations.jsonl").write_text("\n".join(lines))
-        assert [one["round"] for one in (await node.get("evaluations"))["evaluations"]] == [5, 10]
+        assert (await node.get("evaluations"))["evaluations"] == [json.loads(five), json.loads(ten)]
 
 
 async def test_damaged_files_keep_nothing_from_being_served(tmp_path: Path) -> None:
@@ -477,6 +478,7 @@ async def test_prometheus_and_grafana_speak_of_the_same_things(tmp_path: Path) -
         node.feed.network(snapshot(peers=[PeerRow(peer=HOSTILE)] * 3))
         node.finish(1, rejected={"rate": 2}, tokens_generated=640, reward_external=0.25, gate_threshold=-2.0)
         node.finish(2, tokens_generated=60, reward_external=0.25, gate_threshold=-2.0)
+        (tmp_path / "evaluations.jsonl").write_text(evaluated(2, 0.25).model_dump_json() + "\n")
         text = (await node.client.get("/metrics")).text
     families = list(text_string_to_metric_families(text))
     samples = {sample.name: sample for family in families for sample in family.samples}
@@ -484,6 +486,8 @@ async def test_prometheus_and_grafana_speak_of_the_same_things(tmp_path: Path) -
     assert samples["swarmnode_tokens_generated_total"].value == 700
     assert samples["swarmnode_rejected_total"].labels == {"reason": "rate"}
     assert samples["swarmnode_peers"].value == 1
+    held_out = [s for family in families for s in family.samples if s.name == "swarmnode_held_out_accuracy"]
+    assert {s.labels["answers"]: s.value for s in held_out}["sampled"] == 0.25
     assert samples["swarmnode_info"].labels["model"] == "tiny"
     assert "script" not in text, "no label holds what a stranger chose"
     boards = list((ROOT / "docker/grafana").glob("*.json"))
