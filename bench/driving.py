@@ -26,6 +26,9 @@ Say = Callable[[str], None]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LOOK_SECONDS = 0.5
 _SAY_SECONDS = 20.0
+_SILENT = {"evaluation": {"every": 0}}
+"""Evaluations while training take no part in the rounds, but time, and so change what nodes hear of each other."""
+
 _TAIL = 30
 """Lines shown of the log of a testnet that failed."""
 
@@ -162,7 +165,7 @@ def _prepare(case: Case) -> None:
     if not notes.begun_with and case.directory.is_dir() and any(case.directory.iterdir()):
         raise RunError(f"{case.directory} holds something else: give another --out")
     case.directory.mkdir(parents=True, exist_ok=True)
-    (case.directory / "node.toml").write_text(tomli_w.dumps(dict(case.settings)), encoding="utf-8")
+    (case.directory / "node.toml").write_text(tomli_w.dumps(merged(_SILENT, case.settings)), encoding="utf-8")
     notes.begun_with = begun_with
     notes.write(case.directory)
 
