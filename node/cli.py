@@ -77,7 +77,16 @@ def start(
     no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain log lines instead of the live view.")] = False,
     settings: SetOption = None,
 ) -> None:
-    """Run the node. It goes on where it was; Ctrl-C saves and ends it."""
+    """Run the node. It goes on where it was; Ctrl-C saves and ends it.
+
+    \b
+    swarmnode start                          with swarmnode.toml, if it is here
+    swarmnode start --silo --model tiny      alone, with the packaged model
+    swarmnode start --join ADDRESS           `swarmnode id` of a node prints it
+    swarmnode start --set training.lr=1e-5   `swarmnode init` has all settings
+
+    While it runs: `swarmnode status`, `watch`, `pause`, `stop`, and the dashboard whose address it prints.
+    """
     from node.commands.flags import load_with_flags
 
     loaded = load_with_flags(
@@ -180,7 +189,13 @@ def evaluate(
     settings: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure accuracy on held-out tasks: the base model and the current policy. Works while the node runs."""
+    """Measure accuracy on held-out tasks: the base model and the current policy. Works while the node runs.
+
+    \b
+    swarmnode eval --per-task 8                  a quick look
+    swarmnode eval --against base                with the error of the difference
+    swarmnode eval --best --against runs/other   the best checkpoint, against another node's policy
+    """
     from node.commands.evaluating import compare_policy, evaluate_run
     from node.commands.flags import load_run_with_flags
 
@@ -228,7 +243,13 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Make the hub repository private.")] = False,
     settings: SetOption = None,
 ) -> None:
-    """Write the current policy as a model or an adapter, with a model card."""
+    """Write the current policy as a model or an adapter, with a model card.
+
+    \b
+    swarmnode export --out model                     for transformers and vLLM
+    swarmnode export --out model --best --adapter    the adapter alone, for peft
+    swarmnode export --out model --format gguf       for llama.cpp
+    """
     from node.commands.exporting import Wanted, export_policy
     from node.commands.flags import load_run_with_flags
 
@@ -247,7 +268,11 @@ def compare(
     png: Annotated[Path, typer.Option("--png", help="Where the curves are drawn.")] = Path("compare.png"),
     json: JsonOption = False,
 ) -> None:
-    """Compare runs over the rounds they share: rewards and held-out accuracy, as a table and a picture."""
+    """Compare runs over the rounds they share: rewards and held-out accuracy, as a table and a picture.
+
+    \b
+    swarmnode compare runs/silo runs/swarm --png runs.png
+    """
     from node.commands.comparing import compare_runs
 
     compare_runs(directories, png, json)

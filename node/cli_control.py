@@ -19,12 +19,15 @@ def watch(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
 
 
 @commands.command(rich_help_panel=RUN)
-def pause(data_dir: DataDirOption = None) -> None:
+def pause(
+    data_dir: DataDirOption = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until its round is done.")] = True,
+) -> None:
     """Let the running node finish its round and begin no other. It stays in its swarm."""
     from node.commands.controlling import pause
     from node.commands.flags import data_dir_of
 
-    pause(data_dir_of(data_dir))
+    pause(data_dir_of(data_dir), wait)
 
 
 @commands.command(rich_help_panel=RUN)

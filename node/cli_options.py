@@ -12,14 +12,17 @@ SETUP = "Settings and machine"
 
 # A text: as a path, an empty one would pass for the working directory.
 DataDirOption = Annotated[
-    str | None, typer.Option("--data-dir", help="Where the node keeps everything.", show_default=False)
+    str | None,
+    typer.Option("--data-dir", help="Where the node keeps everything; each node needs its own.", show_default=False),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="auto, tiny, a directory or a hub id.", show_default=False)
 ]
-EngineOption = Annotated[str | None, typer.Option("--engine", help="Inference engine.", show_default=False)]
+EngineOption = Annotated[str | None, typer.Option("--engine", help="auto, vllm or transformers.", show_default=False)]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Fixes tasks and sampling.", show_default=False)]
-FileOption = Annotated[Path | None, typer.Option("--config", help="TOML file.", show_default=False)]
+FileOption = Annotated[
+    Path | None, typer.Option("--config", help="TOML file, such as `init` writes.", show_default=False)
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in training.lr=1e-5.", show_default=False),

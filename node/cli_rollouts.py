@@ -23,7 +23,12 @@ def export_rollouts(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
-    """Write the groups in the pool, with rewards and advantages, a row each. Works while the node runs."""
+    """Write the groups in the pool, with rewards and advantages, a row each. Works while the node runs.
+
+    \b
+    swarmnode rollouts export mine.jsonl --origin own --since-round 100
+    swarmnode rollouts export all.parquet --format parquet
+    """
     from node.commands.flags import data_dir_of
     from node.commands.rollouts import write_pool
 

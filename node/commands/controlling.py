@@ -16,11 +16,16 @@ from node.view import tokens_per_second
 _LOOK_SECONDS = 0.3
 
 
-def pause(path: Path) -> None:
-    """Let the node finish its round and begin no other. Raises NoAnswer, DataDirError."""
-    answer = NodeClient.at(path).post("pause")
-    when = "paused" if answer["state"] == "paused" else "the round in hand is finished first; then it pauses,"
-    print(f"{when} until `swarmnode resume`; {answer['round']} rounds are done")
+def pause(path: Path, wait: bool) -> None:
+    """Let the node finish its round and begin no other, and wait until it has. Raises NoAnswer, DataDirError."""
+    client = NodeClient.at(path)
+    answer = client.post("pause")
+    if answer["state"] == "pausing":
+        print("the round in hand is finished first", flush=True)
+    while wait and answer["state"] == "pausing":
+        time.sleep(_LOOK_SECONDS)
+        answer = client.get("status")
+    print(f"{answer['state']} after round {answer['round']}; `swarmnode resume` goes on")
 
 
 def resume(path: Path) -> None:

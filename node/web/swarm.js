@@ -56,10 +56,10 @@ function row(peer) {
 export function showSwarm(status, swarm) {
   if (!swarm) {
     setText("swarm-line", status?.silo ? "This node trains alone (--silo)." : "The network is being opened.");
-    byId("graph").replaceChildren();
-    byId("peers").replaceChildren();
+    byId("swarm-parts").hidden = true;
     return;
   }
+  byId("swarm-parts").hidden = false;
   const lag = swarm.lag_ms;
   setText("swarm-line", `${swarm.swarm}: ${swarm.connected} connected, ${swarm.mesh} in the mesh, ${swarm.peers.length} known. ` +
     `Reachable from outside: ${swarm.reachable}. Event loop late by ${lag.p99.toFixed(0)} ms (p99).`);

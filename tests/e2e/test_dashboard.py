@@ -85,8 +85,8 @@ def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode) -> None:
 def test_the_commands_pause_resume_save_and_stop_it(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.wait_for_round(2)
     client = NodeClient.at(node.data_dir)
-    controlling.pause(node.data_dir)
-    wait_for(lambda: client.get("status")["state"] == "paused", 60)
+    controlling.pause(node.data_dir, wait=True)
+    assert client.get("status")["state"] == "paused"
     done = node.rounds()[-1]
     controlling.checkpoint(node.data_dir)
     assert client.get("status")["saved_round"] == done
