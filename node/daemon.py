@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import trio
 
@@ -11,6 +11,7 @@ from node.api.control import Control
 from node.api.current import CurrentLearner
 from node.background import background
 from node.config import Config
+from node.contributing.opening import Office, Place, take_answers
 from node.datadir import DataDir
 from node.disk import Disk
 from node.errors import NodeError
@@ -88,10 +89,12 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                 if stream is None:
                     return
                 shared = DurablePool(pool, disk)
-                policy, control = CurrentLearner(stop), Control(stop)
+                policy, control, place = CurrentLearner(stop), Control(stop), Place()
+                office = Office(config, data, identity, stream, sandbox, shared, disk, current)
                 async with (
-                    _open_api(config, data, identity, policy, control, view) as view,
+                    _open_api(config, data, identity, policy, control, place, view) as view,
                     _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm,
+                    _take_answers(office, place, swarm, view),
                 ):
                     parts = Parts(
                         config=config,
@@ -127,7 +130,13 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
 
 @asynccontextmanager
 async def _open_api(
-    config: Config, data: DataDir, identity: Identity, policy: CurrentLearner, control: Control, view: View
+    config: Config,
+    data: DataDir,
+    identity: Identity,
+    policy: CurrentLearner,
+    control: Control,
+    place: Place,
+    view: View,
 ) -> AsyncIterator[View]:
     """Dashboard, control and the endpoint for other programs, as far as they are wanted. Whoever tells the view that
     is yielded tells those who look over HTTP, too.
@@ -144,7 +153,7 @@ async def _open_api(
     feed = Feed(view)
     async with AsyncExitStack() as stack:
         try:
-            seen = Seen(config, data, identity.node_id, feed, control)
+            seen = Seen(config, data, identity.node_id, feed, control, place)
             await stack.enter_async_context(open_api(api, policy, view.message, seen))
         except PortError as error:
             # What nobody asked for keeps no node from training.
@@ -174,6 +183,13 @@ async def _open_swarm(
 
     async with open_network(Wiring(config, data, identity, pool, current, stream.makes, view), checker) as swarm:
         yield swarm
+
+
+def _take_answers(office: Office, place: Place, swarm: Network, view: View) -> AbstractAsyncContextManager[None]:
+    """The desk for people, where they can be shown tasks and there is somebody to share their answers with."""
+    if office.config.sharing.silo or not office.config.api.dashboard:
+        return nullcontext()
+    return take_answers(office, place, swarm, view)
 
 
 def _seed(config: Config, identity: Identity, checkpoint: Checkpoint | None) -> int:

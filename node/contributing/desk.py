@@ -5,7 +5,7 @@ whose rewards are all equal teaches nothing and is not sent. Where all answers a
 them, scored by the same verifiers: not to answer is what the others are better than.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
@@ -13,13 +13,12 @@ import trio
 
 from node.contributing.answers import answer_of
 from node.contributing.kept import MAX_KEPT, Kept
-from node.disk import Disk
+from node.disk import Disk, DiskFullError
 from rl.advantage import advantages
 from rl.protocols import Scorer
 from rl.rollouts import MAX_GROUP, Completion, RolloutGroup, ScoredGroup
 from verifiers.base import Task
 from verifiers.sandbox import RIGHT
-from verifiers.stream import TaskStream
 
 PREFIX = "contribute:"
 """Of the origin of such groups in this node's own pool, before the name of who answered. No peer id looks like it."""
@@ -28,6 +27,19 @@ _BATCH = 16
 """Groups sent at once."""
 
 _WAIT_SECONDS = 0.5
+
+
+class Tasks(Protocol):
+    """Where tasks come from: a `verifiers.stream.TaskStream`."""
+
+    @property
+    def cursor(self) -> Mapping[str, int]:
+        """Where the next ones begin."""
+        ...
+
+    async def draw(self, count: int, /) -> list[Task]:
+        """The next tasks. Raises VerifierError if there are none."""
+        ...
 
 
 class Network(Protocol):
@@ -69,7 +81,7 @@ class Desk:
     def __init__(
         self,
         name: str,
-        stream: TaskStream,
+        stream: Tasks,
         scorer: Scorer,
         pool: Pool,
         kept: Kept,
@@ -179,8 +191,18 @@ class Desk:
             groups = self._kept.first(_BATCH)
             if groups:
                 await network.deliver(list(groups.values()), self._round())
-                self._kept.remove(groups)
+                await self._forget(groups)
                 self.sent += len(groups)
             else:
                 self._more = trio.Event()
                 await self._more.wait()
+
+    async def _forget(self, keys: Collection[int]) -> None:
+        async def write() -> None:
+            self._kept.remove(keys)
+
+        try:
+            await self._disk.write("what was sent", write)
+        except DiskFullError:
+            # The node is told to stop, and ends this.
+            await trio.sleep_forever()

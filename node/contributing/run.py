@@ -13,7 +13,7 @@ from node.background import background
 from node.config import Config
 from node.contributing.asking import Source, ask
 from node.contributing.desk import Desk
-from node.contributing.kept import FILE, Kept
+from node.contributing.opening import Office, open_desk
 from node.contributing.terminal import NAME, Lines, Prompt
 from node.datadir import DataDir
 from node.disk import Disk
@@ -28,7 +28,7 @@ from p2p.swarm import Swarm
 from rl.pool import PoolError, SqlitePool
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
-from verifiers.stream import TaskStream, seed_of
+from verifiers.stream import TaskStream
 
 LINGER_SECONDS = 5.0
 """For sending what was answered last, at the end. What is not sent then is kept."""
@@ -69,13 +69,10 @@ async def _serve(config: Config, wanted: Wanted, view: View) -> None:
     stop = Stop()
     with DataDir.open(config.node.data_dir) as data:
         identity = Identity.load_or_create(data.identity_path)
-        # Other tasks than those that a policy of this node is trained on.
-        seed = seed_of(b"contribute" + identity.public_bytes) if config.node.seed is None else config.node.seed
         disk = Disk(data.path, config.storage.min_free_mb, stop, view.message)
-        with (
-            SqlitePool(data.pool_path, identity.node_id, config.pool.max_groups, config.pool.per_peer) as pool,
-            Kept(data.path / FILE, seed) as kept,
-        ):
+        last = MetricsFile(data.metrics_path).last(1)
+        current = CurrentRound(last[-1].round + 1 if last else 1)
+        with SqlitePool(data.pool_path, identity.node_id, config.pool.max_groups, config.pool.per_peer) as pool:
             async with (
                 background() as nursery,
                 open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox,
@@ -84,29 +81,19 @@ async def _serve(config: Config, wanted: Wanted, view: View) -> None:
                 await nursery.start(watch_signals, stop, view.message, "what was answered and not sent is kept")
                 stream: TaskStream | None = None
                 with stop.interruptible():
-                    stream = await open_stream(config, seed, sandbox, checker)
+                    # Its seed does not matter: the desk has another.
+                    stream = await open_stream(config, 0, sandbox, checker)
                     warn_of_open_sandbox(sandbox, view)
                 if stream is None:
                     return
                 assert checker is not None, "this is no silo"
-                stream.restore(kept.cursor)
                 shared = DurablePool(pool, disk)
-                last = MetricsFile(data.metrics_path).last(1)
-                current = CurrentRound(last[-1].round + 1 if last else 1)
-                desk = Desk(
-                    wanted.name,
-                    stream,
-                    sandbox,
-                    shared,
-                    kept,
-                    disk,
-                    samples=config.sampling.group_size,
-                    longest=config.admission.max_completion,
-                    advantage=config.training.advantage,
-                    round=current,
-                )
-                async with _open_swarm(config, wanted, data, identity, shared, current, view, checker, stream) as swarm:
-                    await _answer(desk, swarm, stop, wanted, view)
+                office = Office(config, data, identity, stream, sandbox, shared, disk, current)
+                with open_desk(office, wanted.name) as desk:
+                    async with _open_swarm(
+                        config, wanted, data, identity, shared, current, view, checker, stream
+                    ) as swarm:
+                        await _answer(desk, swarm, stop, wanted, view)
 
 
 @asynccontextmanager
