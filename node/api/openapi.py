@@ -97,7 +97,7 @@ _ERRORS = {
     404: "There is no such task (any more).",
     408: "The body took too long to arrive.",
     413: "The body is too long.",
-    503: "Too many requests or streams at a time, or what is asked for cannot be had just now: come back after `Retry-After`.",
+    503: "Too many requests or streams at a time, or this cannot be had just now: come back after `Retry-After`.",
 }
 
 

@@ -76,25 +76,34 @@ class Remote:
         """Where requests go. Raises RemoteError for a URL that cannot be one, or that holds a password."""
         try:
             url = httpx.URL(self.url)
+            url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions", fragment=None)
         except (httpx.InvalidURL, UnicodeError) as error:
             raise RemoteError(f"--openai: {error}") from error
         if url.userinfo:
             raise RemoteError(f"--openai: a URL must hold no user or password: put the key into {self.variable}")
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 2**16:
             raise RemoteError("--openai wants a URL such as https://api.example.org/v1")
-        return url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
+        return url
 
     def key(self, environ: Mapping[str, str]) -> str:
-        """The key, or nothing. Raises RemoteError if there can be none such, or it would travel unencrypted."""
+        """The key, or nothing. Raises RemoteError as `endpoint` does, for what is no key, or if it would travel
+        unencrypted.
+        """
+        endpoint = self.endpoint
         key = environ.get(self.variable, "").strip()
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise RemoteError(f"{self.variable} holds something that is no key: letters, digits and signs are")
-        if key and self.endpoint.scheme == "http" and not _is_here(self.endpoint.host):
+        if key and endpoint.scheme == "http" and not _is_here(endpoint.host):
             raise RemoteError(
-                f"{self.url} is not encrypted, and would tell the key in {self.variable} to everybody on the way: use"
-                " https, or name another variable with --key-env"
+                f"{_shown(endpoint)} is not encrypted, and would tell the key in {self.variable} to everybody on the way:"
+                " use https, or name another variable with --key-env"
             )
         return key
+
+
+def _shown(url: httpx.URL) -> str:
+    """As it may be said: some servers take a key in the query."""
+    return str(url.copy_with(query=None))
 
 
 def _is_here(host: str) -> bool:
@@ -130,6 +139,7 @@ class RemoteSource:
         self._remote = remote
         self._client = client
         self._url = url
+        self._where = _shown(url)
         self._key = key
 
     @property
@@ -147,12 +157,12 @@ class RemoteSource:
             except trio.TooSlowError as error:
                 problem: Exception = error
                 why, after = f"no answer within {self._remote.seconds:g} s (--timeout)", 0.0
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 problem, why, after = error, str(error) or type(error).__name__, 0.0
             except _Again as error:
                 problem, why, after = error, str(error), error.after
             if left == 0:
-                raise NoAnswer(f"{self._url}: {self._shown(why)}") from problem
+                raise NoAnswer(f"{self._where}: {self._shown(why)}") from problem
             await trio.sleep(min(max(pause, after), _LONGEST_PAUSE))
             pause *= 2
         raise AssertionError("the last try either answers or raises")
@@ -176,9 +186,9 @@ class RemoteSource:
         if status in _TEMPORARY or status >= 500:
             raise _Again(why, _seconds(response.headers.get("retry-after", "")))
         if response.is_redirect:
-            raise RemoteError(f"{self._url} moved: {why}. The key is not sent on: give the new URL to --openai")
+            raise RemoteError(f"{self._where} moved: {why}. The key is not sent on: give the new URL to --openai")
         advice = _ADVICE.get(status, "the server refuses such requests").format(variable=remote.variable)
-        raise RemoteError(f"{self._url} refuses: {why}. {advice[0].upper()}{advice[1:]}")
+        raise RemoteError(f"{self._where} refuses: {why}. {advice[0].upper()}{advice[1:]}")
 
     async def _body(self, response: httpx.Response) -> bytes:
         body = bytearray()
@@ -186,7 +196,7 @@ class RemoteSource:
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > _ANSWER_BYTES + 6 * self._remote.longest:
-                raise NoAnswer(f"{self._url}: a reply of more than {len(body) >> 20} MiB")
+                raise NoAnswer(f"{self._where}: a reply of more than {len(body) >> 20} MiB")
         return bytes(body)
 
     def _read(self, body: bytes) -> tuple[str, bool]:
@@ -194,7 +204,7 @@ class RemoteSource:
         try:
             reply = _Reply.model_validate(from_json(body))
         except (ValueError, ValidationError) as error:
-            raise NoAnswer(f"{self._url}: the reply is no chat completion") from error
+            raise NoAnswer(f"{self._where}: the reply is no chat completion") from error
         choice = reply.choices[0]
         return choice.message.content or "", choice.finish_reason != "length"
 
