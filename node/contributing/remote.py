@@ -95,8 +95,8 @@ class Remote:
             raise RemoteError(f"{self.variable} holds something that is no key: letters, digits and signs are")
         if key and endpoint.scheme == "http" and not _is_here(endpoint.host):
             raise RemoteError(
-                f"{_shown(endpoint)} is not encrypted, and would tell the key in {self.variable} to everybody on the way:"
-                " use https, or name another variable with --key-env"
+                f"{_shown(endpoint)} is not encrypted, and tells the key in {self.variable} to all on the way: use"
+                " https, or name another variable with --key-env"
             )
         return key
 
