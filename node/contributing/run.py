@@ -5,6 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
@@ -130,16 +131,23 @@ async def _answer(desk: Desk, swarm: Swarm, stop: Stop, wanted: Wanted, view: Vi
                         await trio.sleep(0.05)
         finally:
             left = f"; {desk.waiting} are kept and sent by the next `swarmnode contribute`" if desk.waiting else ""
-            view.message("info", f"{desk.made} groups made, {desk.sent} sent{left}")
+            tell = _show if wanted.source is None else partial(view.message, "info")
+            tell(f"{desk.made} groups made, {desk.sent} sent{left}")
 
 
 async def _until_done(desk: Desk, swarm: Swarm, wanted: Wanted, view: View) -> None:
     if wanted.source is None:
-        prompt = Prompt(desk, Lines(4 * desk.longest), _show, lambda: swarm.totals().peers)
-        await prompt.run(wanted.tasks)
+        status = swarm.status()
+        _show(f"Swarm {status.swarm}, as node {status.peer_id}. What you answer is public there.\n")
+        await Prompt(desk, Lines(4 * desk.longest), _show, lambda: swarm.totals().peers, _cue).run(wanted.tasks)
         return
     async with wanted.source() as source:
         await ask(desk, source, wanted.tasks, wanted.at_once, view.message)
+
+
+def _cue() -> None:
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        print("> ", end="", flush=True)
 
 
 def _show(text: str) -> None:

@@ -68,13 +68,23 @@ class Lines:
 
 
 class Prompt:
-    """Asks a person. `show` gets each line that is for them; `peers` is how many nodes are connected."""
+    """Asks a person. `show` gets what is for them, a line or more; `cue` is called when it is their turn; `peers` says
+    how many nodes are connected.
+    """
 
-    def __init__(self, desk: Desk, lines: Lines, show: Callable[[str], None], peers: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        lines: Lines,
+        show: Callable[[str], None],
+        peers: Callable[[], int],
+        cue: Callable[[], None] = lambda: None,
+    ) -> None:
         self._desk = desk
         self._lines = lines
         self._show = show
         self._peers = peers
+        self._cue = cue
 
     async def run(self, tasks: int | None) -> None:
         """Ask so many tasks, or until the lines end. Raises VerifierError."""
@@ -128,6 +138,7 @@ class Prompt:
     async def _said(self) -> bytes | None:
         """One answer, of one line or more."""
         parts: list[bytes] = []
+        self._cue()
         while (line := await self._lines.next()) is not None:
             line = line.removesuffix(b"\r")
             if not line.endswith(b"\\") or sum(map(len, parts)) > 4 * self._desk.longest:
