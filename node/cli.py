@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 try:
     import typer
 
-    from node import cli_control, cli_rollouts
+    from node import cli_contribute, cli_control, cli_rollouts
     from node.cli_options import (
         LOOK,
         MODEL,
@@ -165,6 +165,7 @@ def peers(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
     print_peers(data_dir_of(data_dir), json)
 
 
+app.add_typer(cli_contribute.commands)
 app.add_typer(cli_control.commands)
 
 

@@ -1,16 +1,17 @@
 """The daemon: the one place that wires the parts of a node together, and the line between errors and the operator."""
 
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 import trio
 
 from node import logs
 from node.api.control import Control
 from node.api.current import CurrentLearner
-from node.background import background, unwrapped
+from node.background import background
 from node.config import Config
+from node.contributing.opening import Office, Place, take_answers
 from node.datadir import DataDir
 from node.disk import Disk
 from node.errors import NodeError
@@ -21,6 +22,7 @@ from node.measuring import Evaluator
 from node.parts import Parts
 from node.record import MetricsFile
 from node.rounds import Rounds
+from node.scoring import open_checker, open_stream, warn_of_open_sandbox
 from node.sinks import open_sinks
 from node.stop import Stop, watch_signals
 from node.view import View, open_view
@@ -29,7 +31,6 @@ from rl.errors import CheckpointError
 from rl.pool import PoolError, SqlitePool
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
-from verifiers.settings import MixEntry
 from verifiers.stream import TaskStream, seed_of
 
 
@@ -79,20 +80,22 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
             async with (
                 background() as nursery,
                 open_sandbox(config.verifiers, [config.node.data_dir]) as sandbox,
-                _open_checker(config) as checker,
+                open_checker(config) as checker,
             ):
                 await nursery.start(watch_signals, stop, view.message)
                 stream: TaskStream | None = None
                 with stop.interruptible():
-                    stream = await _open_stream(config, seed, sandbox, checker)
-                    _warn_of_open_sandbox(sandbox, view)
+                    stream = await open_stream(config, seed, sandbox, checker)
+                    warn_of_open_sandbox(sandbox, view)
                 if stream is None:
                     return
                 shared = DurablePool(pool, disk)
-                policy, control = CurrentLearner(stop), Control(stop, current.number - 1)
+                policy, control, place = CurrentLearner(stop), Control(stop, current.number - 1), Place()
+                office = Office(config, data, identity, stream, sandbox, shared, disk, current)
                 async with (
-                    _open_api(config, data, identity, policy, control, view) as view,
+                    _open_api(config, data, identity, policy, control, place, view) as view,
                     _open_swarm(config, data, identity, shared, current, view, checker, stream) as swarm,
+                    _take_answers(office, place, swarm, view),
                 ):
                     parts = Parts(
                         config=config,
@@ -126,25 +129,15 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                     await Rounds(parts, rounds).run()
 
 
-def _open_checker(config: Config) -> AbstractAsyncContextManager[Sandbox | None]:
-    """The sandbox for rollouts of others: one worker of its own, so that they never hold up the node's own scoring."""
-    if config.sharing.silo:
-        return nullcontext()
-    return open_sandbox(config.verifiers.model_copy(update={"workers": 1}), [config.node.data_dir])
-
-
-async def _open_stream(config: Config, seed: int, sandbox: Sandbox, checker: Sandbox | None) -> TaskStream:
-    """The node's own tasks, of which the checker is told meanwhile."""
-    with unwrapped():
-        async with trio.open_nursery() as nursery:
-            if checker is not None:
-                nursery.start_soon(_tell_mix, checker, config.tasks.mix)
-            return await TaskStream.open(sandbox, config.tasks.mix, seed)
-
-
 @asynccontextmanager
 async def _open_api(
-    config: Config, data: DataDir, identity: Identity, policy: CurrentLearner, control: Control, view: View
+    config: Config,
+    data: DataDir,
+    identity: Identity,
+    policy: CurrentLearner,
+    control: Control,
+    place: Place,
+    view: View,
 ) -> AsyncIterator[View]:
     """Dashboard, control and the endpoint for other programs, as far as they are wanted. Whoever tells the view that
     is yielded tells those who look over HTTP, too.
@@ -161,7 +154,7 @@ async def _open_api(
     feed = Feed(view)
     async with AsyncExitStack() as stack:
         try:
-            seen = Seen(config, data, identity.node_id, feed, control)
+            seen = Seen(config, data, identity.node_id, feed, control, place)
             await stack.enter_async_context(open_api(api, policy, view.message, seen))
         except PortError as error:
             # What nobody asked for keeps no node from training.
@@ -193,6 +186,13 @@ async def _open_swarm(
         yield swarm
 
 
+def _take_answers(office: Office, place: Place, swarm: Network, view: View) -> AbstractAsyncContextManager[None]:
+    """The desk for people, where they can be shown tasks and there is somebody to share their answers with."""
+    if office.config.sharing.silo or not office.config.api.dashboard:
+        return nullcontext()
+    return take_answers(office, place, swarm, view)
+
+
 def _seed(config: Config, identity: Identity, checkpoint: Checkpoint | None) -> int:
     """What fixes tasks and sampling: the configured seed, else that of the run to go on with, else the identity's.
 
@@ -207,21 +207,3 @@ def _seed(config: Config, identity: Identity, checkpoint: Checkpoint | None) -> 
             " go on, or start in another --data-dir"
         )
     return trained
-
-
-def _warn_of_open_sandbox(sandbox: Sandbox, view: View) -> None:
-    if sandbox.isolation and not all(sandbox.isolation.values()):
-        missing = ", ".join(name for name, achieved in sandbox.isolation.items() if not achieved)
-        view.message(
-            "warning", f"this system does not let the verifier sandbox limit: {missing} (see `swarmnode doctor`)"
-        )
-
-
-async def _tell_mix(checker: Sandbox, mix: Sequence[MixEntry]) -> None:
-    """Let the checker know the node's own task mix: files of questions are known from there alone.
-
-    What is wrong with an entry is found, and said, where the node's own tasks are drawn.
-    """
-    for entry in mix:
-        with suppress(VerifierError):
-            await checker.canonical(entry.verifier, entry.config)

@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import trio
+
 from node.disk import Disk
 from rl.pool import SqlitePool
 from rl.protocols import Swarm
@@ -31,6 +33,10 @@ class Network(Swarm, Protocol):
 
     def totals(self) -> Totals:
         """Counts up to now; they never fall."""
+        ...
+
+    async def deliver(self, groups: Sequence[ScoredGroup], number: int, /) -> None:
+        """Send these groups once somebody is there to hear them, and return when they have gone out."""
         ...
 
     async def wait_for_peers(self, count: int, seconds: float) -> int:
@@ -69,6 +75,10 @@ class Silent:
     def totals(self) -> Counts:
         """Nothing has come."""
         return Counts()
+
+    async def deliver(self, groups: Sequence[ScoredGroup], number: int, /) -> None:
+        """Never returns: there is nobody to hear them."""
+        await trio.sleep_forever()
 
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """There is nobody to wait for."""

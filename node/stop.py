@@ -37,6 +37,7 @@ class Stop:
 async def watch_signals(
     stop: Stop,
     say: Callable[[str, str], None],
+    farewell: str = "the last finished round is saved first; a second Ctrl-C ends the node without that",
     *,
     # The stubs that libp2p brings along for trio are older than trio.
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,  # type: ignore[name-defined]
@@ -51,6 +52,6 @@ async def watch_signals(
         async for _ in signals:
             if stop.requested:
                 raise KeyboardInterrupt
-            say("info", "stopping: the last finished round is saved first; a second Ctrl-C ends the node without that")
+            say("info", f"stopping: {farewell}")
             stop.request()
     raise AssertionError("a signal receiver has no end")

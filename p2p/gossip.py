@@ -24,6 +24,7 @@ MESH_SECONDS = 3.0
 """How long an envelope waits for a mesh while others are subscribed: meshes are made once a second."""
 
 _LOOK_SECONDS = 0.25
+_EMPTIED_SECONDS = 0.05
 
 
 def shard_of(peer: str, shards: int) -> int:
@@ -63,6 +64,7 @@ class Gossip:
         self._heard = [topic_of(swarm, shard) for shard in shards_heard(transport.peer_id, shards, subscribe)]
         self._put, self._take = trio.open_memory_channel[Envelope](OUTBOX)
         self._patient = True
+        self._taken = 0
         self.sent = 0
         """Envelopes that went out since the start, also if nobody was there."""
 
@@ -88,6 +90,18 @@ class Gossip:
     async def publish(self, envelope: Envelope) -> None:
         """Put an own envelope into the outbox; waits only while that is full."""
         await self._put.send(envelope)
+        self._taken += 1
+
+    async def heard(self) -> None:
+        """Returns when some peer is there to be told at once what this node publishes."""
+        while not self._transport.mesh(self.topic):
+            await trio.sleep(_LOOK_SECONDS)
+
+    async def emptied(self) -> None:
+        """Returns when all that has been published up to now has gone out."""
+        taken = self._taken
+        while self.sent < taken:
+            await trio.sleep(_EMPTIED_SECONDS)
 
     async def run(self) -> NoReturn:
         """Empty the outbox, for ever."""

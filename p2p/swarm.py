@@ -198,6 +198,12 @@ class Swarm:
             await self._parts.gossip.publish(envelope)
         return len(envelopes)
 
+    async def deliver(self, groups: Sequence[ScoredGroup], number: int, /) -> None:
+        """`share` as soon as somebody is there to hear it. Returns when all of it has gone out."""
+        await self._parts.gossip.heard()
+        await self.share(groups, number)
+        await self._parts.gossip.emptied()
+
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """Say that this node is ready to begin, and wait until so many connected peers are, or the time is over.
 

@@ -20,6 +20,7 @@ TOGETHER = (
         "test_swarm_faults",
         "test_swarm_testnet",
         "test_api",
+        "test_contribute",
         "test_dashboard",
         "test_orphans",
         "test_engine_tiny",

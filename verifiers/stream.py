@@ -51,6 +51,7 @@ class TaskStream:
     ):
         self._sandbox = sandbox
         self._entries = entries
+        self._weights = weights
         self._bounds = list(itertools.accumulate(weights))
         self._seed = seed
         self._held_out = held_out
@@ -78,6 +79,10 @@ class TaskStream:
                 raise kept(f"[[tasks.mix]] entry {number}: {error}") from error
             found.append(_Entry(kind, entry.verifier, version, config))
         return cls(sandbox, _told_apart(found), [entry.weight for entry in mix], seed, held_out)
+
+    def with_seed(self, seed: int) -> "TaskStream":
+        """The tasks of another stream of the same mix, from its beginning."""
+        return TaskStream(self._sandbox, self._entries, self._weights, seed, self._held_out)
 
     @property
     def kinds(self) -> list[str]:

@@ -241,6 +241,67 @@ class Done(_Said):
     saved_round: int
 
 
+class SolvedTask(_Said):
+    """A task of the same kind with its answer."""
+
+    prompt: str
+    answer: str
+
+
+class OpenTask(_Said):
+    """A task that may be answered now."""
+
+    id: str
+    """For the answers; forgotten when 16 other tasks have been handed out, and with the process."""
+    kind: str
+    prompt: str
+    example: SolvedTask | None
+    """Shows the form of an answer; null where there is none."""
+    tries: int
+    """Different answers that are taken."""
+
+
+class Answer(_Asked):
+    """An answer to a task."""
+
+    id: str
+    """Of the task."""
+    answer: str
+    """The text, without control characters, of at most `[admission] max_completion` characters."""
+
+
+class Left(_Asked):
+    """A task that is left."""
+
+    id: str
+    """Of the task."""
+
+
+class Judged(_Said):
+    """What an answer was worth."""
+
+    reward: float
+    """From 0 to 1, by this node's verifiers."""
+    right: bool
+    tries: int
+    """Different answers that are left."""
+    over: bool
+    """Whether the task is done with: it is solved, or no tries are left."""
+    shared: bool
+    """Whether a group was made of its answers, for this node's pool and for others; false until it is over."""
+    waiting: int
+    """Groups that have not been sent yet."""
+
+
+class Gone(_Said):
+    """A task that was left."""
+
+    shared: bool
+    """Whether a group was made of its answers."""
+    waiting: int
+    """Groups that have not been sent yet."""
+
+
 class Problem(_Said):
     """Why a request got no answer."""
 

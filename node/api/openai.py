@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from node.api.answers import Answers, Event, Job
 from node.api.asked import parse
+from node.api.body import read_body
 from node.api.current import Absent
 from node.api.errors import ApiError
 from node.background import unwrapped
@@ -21,9 +22,6 @@ from rl.rollouts import ChatAnswer
 
 MAX_BODY = 2**20
 """Bytes in a request; far more text than a model of this size reads."""
-
-BODY_SECONDS = 30.0
-"""Within which a request has to be there, once it has begun."""
 
 
 def routes(answers: Answers) -> list[Route]:
@@ -42,7 +40,7 @@ def routes(answers: Answers) -> list[Route]:
 
     async def complete(request: Request) -> Response:
         try:
-            asked = parse(await _body(request))
+            asked = parse(await read_body(request, MAX_BODY))
         except ClientDisconnect:
             return Response(status_code=400)
         name = _check_model(answers, asked.model)
@@ -70,17 +68,6 @@ def _check_model(answers: Answers, asked: str | None) -> str:
             404, f"there is no model {asked!r} here, but {name!r} alone", code="model_not_found", param="model"
         )
     return name
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    with trio.move_on_after(BODY_SECONDS):
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_BODY:
-                raise ApiError(413, f"a request has at most {MAX_BODY} bytes", code="request_too_large")
-        return bytes(body)
-    raise ApiError(408, f"the request took longer than {BODY_SECONDS:g} s to arrive", code="timeout")
 
 
 class StopText:

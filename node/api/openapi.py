@@ -15,7 +15,7 @@ PREFIX = "/api/v1"
 
 @dataclass(frozen=True)
 class Operation:
-    """One endpoint. `query` and `answer` are models; `media` is what comes where that is no JSON."""
+    """One endpoint. `query`, `body` and `answer` are models; `media` is what comes where that is no JSON."""
 
     method: str
     path: str
@@ -26,6 +26,7 @@ class Operation:
     media: str = "application/json"
     errors: tuple[int, ...] = ()
     status: int = 200
+    body: type[BaseModel] | None = None
 
 
 def _get(name: str, summary: str, answer: type[BaseModel], query: type[BaseModel] | None = None) -> Operation:
@@ -35,6 +36,11 @@ def _get(name: str, summary: str, answer: type[BaseModel], query: type[BaseModel
 
 def _post(name: str, summary: str) -> Operation:
     return Operation("POST", f"{PREFIX}/{name}", name, summary, None, models.Done, status=202)
+
+
+def _contribute(name: str, summary: str, answer: type[BaseModel], body: type[BaseModel] | None = None) -> Operation:
+    path, errors = f"{PREFIX}/contribute/{name}", (400, 404, 408, 413, 503) if body else (503,)
+    return Operation("POST", path, f"contribute_{name}", summary, None, answer, errors=errors, body=body)
 
 
 OPERATIONS = (
@@ -72,20 +78,33 @@ OPERATIONS = (
     _post("resume", "Go on after `pause`."),
     _post("checkpoint", "Write a checkpoint when the round in hand is done; `saved_round` of `status` shows it."),
     _post("stop", "End the node as SIGTERM does: the last finished round is saved, the round in hand is dropped."),
+    _contribute("task", "A task for a person or a program to answer; what `/contribute` shows.", models.OpenTask),
+    _contribute(
+        "answer",
+        "Score an answer. With a right one, or the last try, the task is over and its answers are shared as a group.",
+        models.Judged,
+        models.Answer,
+    ),
+    _contribute(
+        "next", "Leave a task; what it was answered is shared if it teaches anything.", models.Gone, models.Left
+    ),
 )
 
 _ERRORS = {
-    400: "A parameter that cannot be used; `param` names it.",
+    400: "A parameter or a field that cannot be used; `param` names it.",
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site, or lacks the header that a change needs.",
-    503: "Too many requests or streams at a time, or the pool cannot be read just now: come back after `Retry-After`.",
+    404: "There is no such task (any more).",
+    408: "The body took too long to arrive.",
+    413: "The body is too long.",
+    503: "Too many requests or streams at a time, or this cannot be had just now: come back after `Retry-After`.",
 }
 
 
 def document(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
     used: set[type[BaseModel]] = {
-        model for operation in OPERATIONS for model in (operation.answer,) if model is not None
+        model for operation in OPERATIONS for model in (operation.answer, operation.body) if model is not None
     }
     ordered: list[type[BaseModel]] = sorted({*used, models.Failure}, key=lambda model: model.__name__)
     _, schemas = models_json_schema(
@@ -132,6 +151,9 @@ def _described(operation: Operation) -> dict[str, Any]:
         )
     if parameters:
         described["parameters"] = parameters
+    if operation.body is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     return described
 
 
@@ -182,13 +204,14 @@ def markdown() -> str:
     ]
     for operation in OPERATIONS:
         answer = f"`{operation.answer.__name__}`" if operation.answer else f"`{operation.media}`"
-        lines.append(f"| `{operation.method} {operation.path}` | {operation.summary} | {answer} |")
+        body = f" Takes `{operation.body.__name__}`." if operation.body else ""
+        lines.append(f"| `{operation.method} {operation.path}` | {operation.summary}{body} | {answer} |")
     lines += ["", "## Parameters", "", "| request | parameter | default | meaning |", "|---|---|---|---|"]
     for operation in OPERATIONS:
         for name, schema in _parameters(operation):
             default = json.dumps(schema.get("default"))
             lines.append(f"| `{operation.name}` | `{name}` | `{default}` | {schema['description']} |")
-    lines += ["", "## Answers"]
+    lines += ["", "## Bodies and answers"]
     for name, schema in sorted(document("")["components"]["schemas"].items()):
         lines += _object(name, schema)
     return "\n".join(lines) + "\n"

@@ -31,7 +31,8 @@ def _pages() -> Iterator[tuple[str, tuple[bytes, str]]]:
         for file in folder.iterdir():
             kind = next((kind for suffix, kind in _TYPES.items() if file.name.endswith(suffix)), None)
             if kind is not None:
-                name = "" if file.name == "index.html" else file.name
+                # A page has its name without the ending.
+                name = "" if file.name == "index.html" else file.name.removesuffix(".html")
                 yield prefix + name, (file.read_bytes(), kind)
 
 

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version as distribution_version
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from node.api import models, prometheus, stored
+from node.api.contributing import Contributions
 from node.api.control import Control
 from node.api.errors import ApiError
 from node.api.events import EventStream
@@ -22,6 +23,7 @@ from node.api.feed import Feed
 from node.api.openapi import OPERATIONS, document
 from node.api.resources import Meter
 from node.config import Config
+from node.contributing.opening import Place
 from node.datadir import DataDir
 from node.masking import masked
 
@@ -42,6 +44,7 @@ class Seen:
     node_id: str
     feed: Feed
     control: Control
+    place: Place = field(default_factory=Place)
 
 
 class V1:
@@ -72,6 +75,7 @@ class V1:
             "resume": self._resume,
             "checkpoint": self._checkpoint,
             "stop": self._stop,
+            **Contributions(self._seen.place).handlers,
         }
         return [Route(o.path, handlers[o.name], methods=[o.method]) for o in OPERATIONS]
 

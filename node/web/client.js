@@ -29,7 +29,8 @@ async function ask(path, options = {}) {
 }
 
 export const get = async (path) => (await ask(path)).json();
-export const post = async (path) => (await ask(path, { method: "POST" })).json();
+export const post = async (path, body) =>
+  (await ask(path, { method: "POST", ...(body === undefined ? {} : { body: JSON.stringify(body) }) })).json();
 
 /** Tell `on(kind, data)` each event until the stream ends. Throws when it breaks. */
 export async function listen(on) {
