@@ -33,6 +33,10 @@ class Network(Swarm, Protocol):
         """Counts up to now; they never fall."""
         ...
 
+    def trained(self, groups: Mapping[str, int]) -> None:
+        """So many groups of each node were trained on for the first time; they are told."""
+        ...
+
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """Say that this node is ready to begin; until so many others are, or the time is over. Returns how many are."""
         ...
@@ -69,6 +73,9 @@ class Silent:
     def totals(self) -> Counts:
         """Nothing has come."""
         return Counts()
+
+    def trained(self, groups: Mapping[str, int]) -> None:
+        """There is nobody to tell."""
 
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """There is nobody to wait for."""

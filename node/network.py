@@ -87,6 +87,7 @@ async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]
                     model=public_name(config.model.name),
                     peers_path=data.peers_path,
                     reputation_path=data.reputation_path,
+                    contribution_path=data.contribution_path,
                     say=view.message,
                     own_task=wiring.own_task,
                     advantage=config.training.advantage,

@@ -248,6 +248,7 @@ class Rounds:
             self._told_restarts[record.round] = record.engine_restarts
         self._done = parts.control.done = result.number
         parts.current.number = self._done + 1
+        parts.swarm.trained(result.first_used)
         self._furthest = max(self._furthest, self._done)
         self._cursor = parts.stream.cursor
         per_kind = _per_kind(result.local)

@@ -12,7 +12,7 @@ from node.datadir import DataDir
 from node.evaluations import EvaluationRecord, EvaluationsFile, best_first, told
 from node.identity import Identity
 from node.record import MetricsFile, Record
-from node.snapshot import STALE_SECONDS, Snapshot, read_snapshot
+from node.snapshot import STALE_SECONDS, Contribution, Snapshot, read_snapshot
 from node.text import clean
 from rl.checkpoint import STATE, CheckpointReader
 from rl.pool import PoolError, SqlitePool
@@ -176,9 +176,19 @@ def _swarm_rows(swarm: Snapshot) -> list[tuple[str, str]]:
         ("reachable", f"{swarm.reachable}: {swarm.reachable_why}" if swarm.reachable_why else swarm.reachable),
         ("batches", f"{swarm.sent} sent, {swarm.received} received, {swarm.duplicates} of them more than once"),
         ("groups", f"{swarm.groups} received, {swarm.admitted} admitted"),
+        ("contribution", _contribution(swarm.contribution)),
         ("rejected", f"{refused} ({reasons})" if refused else "nothing"),
         ("event loop", f"late by {lag.p50:.1f} ms in the median, {lag.p99:.1f} ms p99, {lag.max:.1f} ms at most"),
     ]
+
+
+def _contribution(of: Contribution) -> str:
+    if not of.admitted:
+        return f"{of.sent} groups sent; nobody has told yet of having used one"
+    return (
+        f"{of.sent} groups sent; peers say: trained on {of.trained} times by {of.trained_by} of them, admitted"
+        f" {of.admitted} times by {of.admitted_by}"
+    )
 
 
 def _shares(records: Sequence[Record]) -> str:

@@ -17,6 +17,7 @@ from typing import Literal, NoReturn, Protocol
 
 import trio
 
+from p2p.contribution import Contribution
 from p2p.limits import Bucket, FairQueue, Recent
 from p2p.reasons import Reason
 from p2p.reputation import Reputation
@@ -115,6 +116,7 @@ class Admission:
         on_accepted: Callable[[Envelope], None] = lambda envelope: None,
         own_task: Callable[[TaskRef], bool] = lambda ref: False,
         advantage: Literal["group", "mean"] = "group",
+        contribution: Contribution | None = None,
         say: Callable[[str, str], None] = lambda level, text: None,
     ) -> None:
         """`allow` empty means everybody. `own_task` says whether a reference of the verifier `command` is one that this
@@ -133,6 +135,7 @@ class Admission:
         self._on_accepted = on_accepted
         self._own_task = own_task
         self._advantage = advantage
+        self._contribution = contribution or Contribution(None, own)
         self._say = say
         self._queue = FairQueue[bytes](settings.queue, MAX_WAITING)
         self._arrived = trio.Event()
@@ -301,6 +304,7 @@ class Admission:
         envelope = open_envelope(data)
         origin, groups = envelope.origin, envelope.batch.groups
         scored: list[ScoredGroup] = []
+        known = 0
         for place, group in enumerate(groups):
             if self._reputation.banned(origin):
                 self._count(origin, Reason.BANNED, len(groups) - place)
@@ -310,6 +314,7 @@ class Admission:
                 break
             key = _group_key(origin, group)
             if key in self._admitted:
+                known += 1
                 for counts in (self.counts, self._counts(origin)):
                     counts.duplicates += 1
                 continue
@@ -322,8 +327,12 @@ class Admission:
         if scored:
             await self._pool.add(scored)
             self._reputation.credit(origin, len(scored))
+            self._contribution.admitted(origin, len(scored))
             for counts in (self.counts, self._counts(origin)):
                 counts.admitted += len(scored)
+        # Of those alone who do what a node does: a key costs nothing, and a claim neither.
+        if scored or known:
+            self._contribution.hear(origin, envelope.batch.uses)
 
     async def _verify(self, origin: str, group: WireGroup) -> ScoredGroup | Reason:
         """The group with this node's own task and rewards, or why not."""

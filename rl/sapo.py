@@ -6,8 +6,9 @@ Each node runs its rounds by itself and waits for nobody: a round without any gr
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
@@ -57,7 +58,7 @@ class RoundResult:
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
     verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was; `problem`
-    says how.
+    says how. `first_used` counts, by origin, the external groups that were trained on and in no round before.
     """
 
     number: int
@@ -71,6 +72,7 @@ class RoundResult:
     seconds_score: float
     seconds_share: float
     seconds_update: float
+    first_used: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reward_local(self) -> float:
@@ -134,14 +136,16 @@ class Sapo:
         sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
 
         watch.begin("mix")
-        external = await self._mix(number, local)
+        external, new = await self._mix(number, local)
 
         watch.begin("update")
         stats, problem = None, ""
+        first_used: Counter[str] = Counter()
         try:
             parts = self._parts(external.values())
             stats = await self._learner.update([*local, *parts], round_seed(plan.seed, number, "update"))
-            await self._refuse(stats, len(local), list(external), number)
+            refused = await self._refuse(stats, len(local), list(external), number)
+            first_used.update(external[key].origin for key in new - refused)
         except TrainingError as error:
             problem = str(error)
         seconds = watch.end()
@@ -157,6 +161,7 @@ class Sapo:
             seconds_score=seconds["score"],
             seconds_share=seconds["share"] + seconds["mix"],
             seconds_update=seconds["update"],
+            first_used=first_used,
         )
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
@@ -185,11 +190,13 @@ class Sapo:
             if reward
         ]
 
-    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> dict[int, ScoredGroup]:
-        """Groups of others by their id in the pool: chosen among those of which something fits the model."""
+    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> tuple[dict[int, ScoredGroup], set[int]]:
+        """Groups of others by their id in the pool, chosen among those of which something fits the model; and which of
+        them no round has trained on.
+        """
         plan = self._plan
         if plan.external == 0:
-            return {}
+            return {}, set()
         informative = sum(group.informative for group in local)
         room = Room(number, plan.local, informative, plan.external, plan.per_peer, plan.sampling.samples)
         random = self._random(number, "mix")
@@ -208,18 +215,19 @@ class Sapo:
             refused.update(set(chosen) - external.keys())
             candidates = [candidate for candidate in candidates if candidate.id not in refused]
         await self._pool.settle(external, refused, number)
-        return external
+        return external, {candidate.id for candidate in candidates if candidate.uses == 0} & external.keys()
 
     def _parts(self, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
         return [self._selection.part(group, self._plan.sampling.samples) for group in groups]
 
-    async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> None:
-        """Do not choose again what the likelihood gate has refused, once it knows what it goes by."""
+    async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> set[int]:
+        """Do not choose again what the likelihood gate has refused, once it knows what it goes by. Returns its ids."""
         refused = {external[place - local] for place in stats.refused if place >= local}
         if refused and stats.gate is not None and math.isfinite(stats.gate):
             # The update has been made, so the round is to be finished.
             with trio.CancelScope(shield=True):
                 await self._pool.settle((), refused, number)
+        return refused
 
     def _random(self, number: int, purpose: str) -> Random:
         return Random(round_seed(self._plan.seed, number, purpose))

@@ -80,6 +80,7 @@ class Node:
             model="tiny",
             say=lambda level, text: self.said.append((level, text)),
             reputation_path=self.directory and self.directory / "reputation.json",
+            contribution_path=self.directory and self.directory / "contribution.json",
             peers_path=self.directory and self.directory / "peers.json",
         )
 

@@ -195,6 +195,7 @@ async def test_what_the_gate_refused_does_not_come_again() -> None:
     result = await sapo.round(1)
     assert len(result.external) == 4
     assert around.settled == [({0, 1, 2, 3}, set(), 1), (set(), {1, 3}, 1)]
+    assert result.first_used == {"a": 1, "c": 1}, "what was refused was not trained on"
     again = await sapo.round(2)
     assert {group.group.task.ref.index for group in again.external} == {0, 2}
     assert around.settled[2:] == [({0, 2}, set(), 2)]
