@@ -303,7 +303,8 @@ class Config(Section):
             prompt=self.prompt,
             sampling=self.sampling,
             engine=self.engine,
-            training=self.training,
+            # Further ranks are for updates.
+            training=self.training if self.training.train else self.training.model_copy(update={"ranks": 1}),
             seed=fixed or 0,
             threads=self.node.threads,
         )

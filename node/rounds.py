@@ -268,6 +268,8 @@ class Rounds:
             what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(news.items()))
             say("warning", f"answers that ended their sandbox worker scored 0: {what}")
         self._outcomes = outcomes
+        if not self._parts.config.training.train:
+            return
         self._failed_updates = 0 if result.stats is not None else self._failed_updates + 1
         if self._failed_updates == MAX_FAILED_UPDATES:
             raise LearnerFailed(f"{MAX_FAILED_UPDATES} learning steps failed one after the other: {result.problem}")
@@ -389,6 +391,7 @@ def _plan(parts: Parts) -> RoundPlan:
         ),
         advantage=parts.config.training.advantage,
         seed=parts.seed,
+        train=parts.config.training.train,
     )
 
 

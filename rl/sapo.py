@@ -37,7 +37,7 @@ class RoundPlan:
     group is trained on within `max_age` rounds of its arrival, in at most `reuse` rounds; `per_peer` of the J places
     are for one origin at most (see `rl.selection.Room`). `seed` fixes all sampling: round r of two runs with one seed
     draws, samples, chooses and shuffles alike, so a round done again after a crash is the same round, as far as the
-    same groups of others are there.
+    same groups of others are there. Without `train` a round ends once it has shared.
     """
 
     origin: str
@@ -50,6 +50,7 @@ class RoundPlan:
     sampling: Sampling
     advantage: Literal["group", "mean"]
     seed: int
+    train: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ class RoundResult:
     """What a finished round leaves behind. Seconds are wall-clock time; `seconds_share` covers share and mix.
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
-    verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was; `problem`
-    says how. `first_used` counts, by origin, the external groups that were trained on and in no round before.
+    verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was (`problem`
+    says how), or if there was to be none (`problem` is empty). `first_used` counts, by origin, the external groups that were trained on and in no round before.
     """
 
     number: int
@@ -135,19 +136,14 @@ class Sapo:
         await self._pool.add(local)
         sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
 
-        watch.begin("mix")
-        external, new = await self._mix(number, local)
-
-        watch.begin("update")
-        stats, problem = None, ""
-        first_used: Counter[str] = Counter()
-        try:
-            parts = self._parts(external.values())
-            stats = await self._learner.update([*local, *parts], round_seed(plan.seed, number, "update"))
-            refused = await self._refuse(stats, len(local), list(external), number)
-            first_used.update(external[key].origin for key in new - refused)
-        except TrainingError as error:
-            problem = str(error)
+        external: dict[int, ScoredGroup] = {}
+        stats: UpdateStats | None = None
+        problem, first_used = "", Counter[str]()
+        if plan.train:
+            watch.begin("mix")
+            external, new = await self._mix(number, local)
+            watch.begin("update")
+            stats, problem, first_used = await self._update(number, local, external, new)
         seconds = watch.end()
         return RoundResult(
             number=number,
@@ -159,8 +155,8 @@ class Sapo:
             problem=problem,
             seconds_generate=seconds["generate"],
             seconds_score=seconds["score"],
-            seconds_share=seconds["share"] + seconds["mix"],
-            seconds_update=seconds["update"],
+            seconds_share=seconds["share"] + seconds.get("mix", 0.0),
+            seconds_update=seconds.get("update", 0.0),
             first_used=first_used,
         )
 
@@ -216,6 +212,18 @@ class Sapo:
             candidates = [candidate for candidate in candidates if candidate.id not in refused]
         await self._pool.settle(external, refused, number)
         return external, {candidate.id for candidate in candidates if candidate.uses == 0} & external.keys()
+
+    async def _update(
+        self, number: int, local: Sequence[ScoredGroup], external: Mapping[int, ScoredGroup], new: set[int]
+    ) -> tuple[UpdateStats | None, str, Counter[str]]:
+        """The learning step: (what it did, else what went wrong, the origins of the groups that were used first)."""
+        parts = self._parts(external.values())
+        try:
+            stats = await self._learner.update([*local, *parts], round_seed(self._plan.seed, number, "update"))
+        except TrainingError as error:
+            return None, str(error), Counter()
+        refused = await self._refuse(stats, len(local), list(external), number)
+        return stats, "", Counter(external[key].origin for key in new - refused)
 
     def _parts(self, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
         return [self._selection.part(group, self._plan.sampling.samples) for group in groups]
