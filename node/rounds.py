@@ -362,6 +362,8 @@ class Rounds:
                 rounds=self._last,
             )
         )
+        if not parts.config.training.train:
+            parts.view.message("info", "this node samples and shares, and does not learn ([training] train is false)")
         asked = recipe_of(parts.config.model.name, parts.config.model.device)
         found = recipe_of(about["model"])
         if asked is not None and found != asked:

@@ -300,8 +300,8 @@ async def open_swarm(
     key: Ed25519PrivateKey,
     network: NetworkSettings,
     admission: AdmissionSettings,
-    tasks: Tasks,
-    pool: Pool,
+    tasks: Tasks | None,
+    pool: Pool | None,
     *,
     round: Callable[[], int],  # noqa: A002  # this node's current round
     model: str,
@@ -314,6 +314,7 @@ async def open_swarm(
     now: Callable[[], float] = time.time,
 ) -> AsyncIterator[Swarm]:
     """Take part in a swarm for the time of a block. `model` is told to others; without paths nothing is remembered.
+    Without `tasks` or `pool` this node passes on what others send and looks at none of it: a relay.
 
     What a part raises comes out as itself: nothing that a peer or the network does, but what `open_transport` and
     `pool` raise.

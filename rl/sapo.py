@@ -59,7 +59,8 @@ class RoundResult:
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
     verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was (`problem`
-    says how), or if there was to be none (`problem` is empty). `first_used` counts, by origin, the external groups that were trained on and in no round before.
+    says how), or if there was to be none. `first_used` counts, by origin, the external groups that were trained on and
+    in no round before.
     """
 
     number: int

@@ -34,7 +34,8 @@ def _get(name: str, summary: str, answer: type[BaseModel], query: type[BaseModel
 
 
 def _post(name: str, summary: str) -> Operation:
-    return Operation("POST", f"{PREFIX}/{name}", name, summary, None, models.Done, status=202)
+    errors = () if name == "stop" else (409,)
+    return Operation("POST", f"{PREFIX}/{name}", name, summary, None, models.Done, status=202, errors=errors)
 
 
 OPERATIONS = (
@@ -78,6 +79,7 @@ _ERRORS = {
     400: "A parameter that cannot be used; `param` names it.",
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site, or lacks the header that a change needs.",
+    409: "The node is a relay: it has no rounds.",
     503: "Too many requests or streams at a time, or the pool cannot be read just now: come back after `Retry-After`.",
 }
 
