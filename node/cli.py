@@ -73,6 +73,7 @@ def start(
     join: JoinOption = None,
     listen: ListenOption = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.", show_default=False)] = None,
+    relay: Annotated[bool, typer.Option("--relay", help="Only pass on what others send: no model.")] = False,
     log_json: Annotated[bool, typer.Option("--log-json", help="Log JSON lines.")] = False,
     no_tty: Annotated[bool, typer.Option("--no-tty", help="Plain log lines instead of the live view.")] = False,
     settings: SetOption = None,
@@ -92,7 +93,7 @@ def start(
     loaded = load_with_flags(
         config, settings, data_dir=data_dir, model=model, engine=engine, seed=seed,
         silo=silo or None, log_json=log_json or None, no_tty=no_tty or None,
-        join=join or None, listen=listen or None, swarm=swarm,
+        join=join or None, listen=listen or None, swarm=swarm, relay=relay or None,
     )  # fmt: skip
     with importing():
         from node.commands.starting import run_node

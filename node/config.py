@@ -104,6 +104,10 @@ class NodeSettings(Section):
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     """Fixes tasks and sampling, to repeat a run. Not set: they follow from the node's identity."""
 
+    relay: bool = False
+    """Only pass on what others send: join the swarm, forward its gossip, give it to those who missed it, relay
+    connections, and be a node to begin with. No model, no rounds."""
+
     threads: int = Field(default=0, ge=0, le=1024)
     """CPU threads of the learner; 0 leaves the choice to torch."""
 
@@ -294,6 +298,12 @@ class Config(Section):
     log: LogSettings = LogSettings()
     sinks: SinkSettings = SinkSettings()
 
+    @model_validator(mode="after")
+    def _relay_has_a_swarm(self) -> "Config":
+        if self.node.relay and self.sharing.silo:
+            raise ValueError("node.relay and sharing.silo exclude each other: leave one of them out")
+        return self
+
     def learner_settings(self, seed: int | None = None) -> LearnerSettings:
         """What the learner process is told. `seed` is used where the configuration fixes none."""
         fixed = self.node.seed if self.node.seed is not None else seed
@@ -303,7 +313,8 @@ class Config(Section):
             prompt=self.prompt,
             sampling=self.sampling,
             engine=self.engine,
-            training=self.training,
+            # Further ranks are for updates.
+            training=self.training if self.training.train else self.training.model_copy(update={"ranks": 1}),
             seed=fixed or 0,
             threads=self.node.threads,
         )

@@ -25,13 +25,19 @@ from node.rounds import Rounds
 from node.scoring import open_checker, open_stream, warn_of_open_sandbox
 from node.sinks import open_sinks
 from node.stop import Stop, watch_signals
-from node.view import View, open_view
+from node.view import RELAY, NodeInfo, View, open_view
 from rl.checkpoint import Checkpoint, CheckpointStore
 from rl.errors import CheckpointError
 from rl.pool import PoolError, SqlitePool
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
 from verifiers.stream import TaskStream, seed_of
+
+
+class RelayError(NodeError):
+    """Something was asked of a relay that only a node with a model can do."""
+
+    exit_status = 2
 
 
 class SeedError(NodeError):
@@ -47,7 +53,10 @@ def run(config: Config, rounds: int | None) -> int:
     """
     with open_view(config.log) as view:
         try:
-            trio.run(serve, config, rounds, view)
+            if config.node.relay:
+                trio.run(_relay, config, rounds, view)
+            else:
+                trio.run(serve, config, rounds, view)
         except (NodeError, PoolError, CheckpointError, VerifierError) as error:
             view.message("error", str(error))
             return error.exit_status if isinstance(error, NodeError) else 1
@@ -127,6 +136,31 @@ async def serve(config: Config, rounds: int | None, view: View) -> None:
                         control=control,
                     )
                     await Rounds(parts, rounds).run()
+
+
+async def _relay(config: Config, rounds: int | None, view: View) -> None:
+    """Be a node of the swarm that has no model and no rounds, until told to stop. Raises what its parts raise."""
+    if rounds is not None:
+        raise RelayError("a relay has no rounds: leave --rounds out, or --relay")
+    from node.network import Wiring, open_network
+
+    stop = Stop()
+    with DataDir.open(config.node.data_dir) as data:
+        identity = Identity.load_or_create(data.identity_path)
+        if not data.checkpoints_path.is_dir():
+            # That of a run is for those who go on with it.
+            data.write_config(config)
+        control = Control(stop)
+        async with background() as nursery:
+            await nursery.start(watch_signals, stop, view.message)
+            async with (
+                _open_api(config, data, identity, CurrentLearner(stop), control, Place(), view) as view,
+                open_network(Wiring(config, data, identity, None, lambda: 0, lambda ref: False, view), None),
+            ):
+                view.started(NodeInfo(identity.node_id, config.node.name, RELAY, "-", "-", str(data.path), 0, None))
+                view.phase("relay")
+                with stop.interruptible():
+                    await trio.sleep_forever()
 
 
 @asynccontextmanager

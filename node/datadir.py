@@ -62,7 +62,13 @@ class DataDir:
     def _sweep(self) -> None:
         """A node that is killed while it writes, again and again, does not fill its disk."""
         # Not `evaluation_path`: that is written beside a running node.
-        for path in (self.identity_path, self.config_path, self.peers_path, self.reputation_path):
+        for path in (
+            self.identity_path,
+            self.config_path,
+            self.peers_path,
+            self.reputation_path,
+            self.contribution_path,
+        ):
             sweep(path)
 
     @classmethod
@@ -146,6 +152,11 @@ class DataDir:
     def reputation_path(self) -> Path:
         """What other nodes have done (`p2p.reputation`)."""
         return self.path / "reputation.json"
+
+    @property
+    def contribution_path(self) -> Path:
+        """What became of this node's groups, as others say (`p2p.contribution`)."""
+        return self.path / "contribution.json"
 
     def write_config(self, config: Config) -> None:
         """Keep `config` as run, for `swarmnode eval` and its like. Readable by its owner alone: it may hold secrets.

@@ -39,6 +39,10 @@ class Network(Swarm, Protocol):
         """Send these groups once somebody is there to hear them, and return when they have gone out."""
         ...
 
+    def trained(self, groups: Mapping[str, int]) -> None:
+        """So many groups of each node were trained on for the first time; they are told."""
+        ...
+
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """Say that this node is ready to begin; until so many others are, or the time is over. Returns how many are."""
         ...
@@ -79,6 +83,9 @@ class Silent:
     async def deliver(self, groups: Sequence[ScoredGroup], number: int, /) -> None:
         """Never returns: there is nobody to hear them."""
         await trio.sleep_forever()
+
+    def trained(self, groups: Mapping[str, int]) -> None:
+        """There is nobody to tell."""
 
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """There is nobody to wait for."""

@@ -51,7 +51,7 @@ class Evaluator:
 
     def due(self, number: int) -> bool:
         """Whether the policy after round `number` is to be measured and has not been. Raises RecordError."""
-        every = self._config.evaluation.every
+        every = self._config.evaluation.every if self._config.training.train else 0
         if every == 0 or number == 0 or number % every or self._attempts.get(number, 0) >= MAX_ATTEMPTS:
             return False
         return all(record.round < number for record in self._file.last(1))

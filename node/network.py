@@ -53,25 +53,28 @@ class NetworkError(NodeError):
 class Wiring:
     """What the network needs of the rest of the node.
 
-    `round` is the number of the round in hand; `own_task` says whether the node's own mix makes such tasks.
+    `pool` is None for a relay. `round` is the number of the round in hand; `own_task` says whether the node's own mix
+    makes such tasks.
     """
 
     config: Config
     data: DataDir
     identity: Identity
-    pool: DurablePool
+    pool: DurablePool | None
     round: Callable[[], int]
     own_task: Callable[[TaskRef], bool]
     view: View
 
 
 @asynccontextmanager
-async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]:
+async def open_network(wiring: Wiring, checker: Sandbox | None) -> AsyncIterator[Swarm]:
     """The node's place in its swarm, reported to the view and to `swarm.json`, until the block ends.
 
-    `checker` makes and scores what others send. Raises NetworkError if it cannot listen where it was told to.
+    `checker` makes and scores what others send; a relay has none. Raises NetworkError if it cannot listen where it was
+    told to.
     """
     config, data, view = wiring.config, wiring.data, wiring.view
+    finding = config.network.model_copy(update={"serve_relay": config.network.serve_relay or config.node.relay})
     file = SnapshotFile(data.swarm_path, view.message)
     with unwrapped(), trio.CancelScope() as leaving:
         try:
@@ -82,11 +85,12 @@ async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]
                     config.network,
                     config.admission,
                     checker,
-                    _Arrivals(wiring.pool),
+                    None if wiring.pool is None else _Arrivals(wiring.pool),
                     round=wiring.round,
-                    model=public_name(config.model.name),
+                    model="none" if config.node.relay else public_name(config.model.name),
                     peers_path=data.peers_path,
                     reputation_path=data.reputation_path,
+                    contribution_path=data.contribution_path,
                     say=view.message,
                     own_task=wiring.own_task,
                     advantage=config.training.advantage,
@@ -96,7 +100,7 @@ async def open_network(wiring: Wiring, checker: Sandbox) -> AsyncIterator[Swarm]
                 beat = Beat()
                 nursery.start_soon(beat.run)
                 host = cast(Host, swarm.transport)
-                nursery.start_soon(run_finding, host, config.network, swarm.finder.found, view.message)
+                nursery.start_soon(run_finding, host, finding, swarm.finder.found, view.message)
                 nursery.start_soon(_report, swarm, host, beat, file, view)
                 try:
                     yield swarm

@@ -71,4 +71,5 @@ def plan_of(parts: Parts) -> RoundPlan:
         ),
         advantage=parts.config.training.advantage,
         seed=parts.seed,
+        train=parts.config.training.train,
     )

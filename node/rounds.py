@@ -205,6 +205,7 @@ class Rounds:
             self._told_restarts[record.round] = record.engine_restarts
         self._done = parts.control.done = result.number
         parts.current.number = self._done + 1
+        parts.swarm.trained(result.first_used)
         self._furthest = max(self._furthest, self._done)
         self._cursor = parts.stream.cursor
         per_kind = rewards_by_kind(result.local)
@@ -224,6 +225,8 @@ class Rounds:
             what = ", ".join(f"{count} {outcome}" for outcome, count in sorted(news.items()))
             say("warning", f"answers that ended their sandbox worker scored 0: {what}")
         self._outcomes = outcomes
+        if not self._parts.config.training.train:
+            return
         self._failed_updates = 0 if result.stats is not None else self._failed_updates + 1
         if self._failed_updates == MAX_FAILED_UPDATES:
             raise LearnerFailed(f"{MAX_FAILED_UPDATES} learning steps failed one after the other: {result.problem}")
@@ -316,6 +319,8 @@ class Rounds:
                 rounds=self._last,
             )
         )
+        if not parts.config.training.train:
+            parts.view.message("info", "this node samples and shares, and does not learn ([training] train is false)")
         asked = recipe_of(parts.config.model.name, parts.config.model.device)
         found = recipe_of(about["model"])
         if asked is not None and found != asked:

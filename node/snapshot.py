@@ -39,7 +39,10 @@ class Lag(_Model):
 
 
 class PeerRow(_Model):
-    """One other node. `score` is its reputation, 0 at first and below for offences; `groups` were admitted."""
+    """One other node. `score` is its reputation, 0 at first and below for offences; `groups` were admitted.
+
+    Of this node's groups it says that it admitted `ours_admitted` and trained on `ours_trained`, over all restarts.
+    """
 
     peer: str
     address: str | None = None
@@ -50,6 +53,20 @@ class PeerRow(_Model):
     batches: int = 0
     groups: int = 0
     rejected: dict[str, int] = {}
+    ours_admitted: int = 0
+    ours_trained: int = 0
+
+
+class Contribution(_Model):
+    """What became of the `sent` groups of this node, as others say: how often a node admitted one, or trained on it,
+    and how many nodes say so. A group counts once for each node. Over all restarts.
+    """
+
+    sent: int = 0
+    admitted: int = 0
+    admitted_by: int = 0
+    trained: int = 0
+    trained_by: int = 0
 
 
 class Snapshot(_Model):
@@ -79,6 +96,7 @@ class Snapshot(_Model):
     unsent: int = 0
     held: int = 0
     rejected: dict[str, int] = {}
+    contribution: Contribution = Contribution()
     lag_ms: Lag = Lag()
     peers: list[PeerRow] = []
 

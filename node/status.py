@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from node.config import Config
 from node.config_sources import load_run
 from node.datadir import DataDir
 from node.evaluations import EvaluationRecord, EvaluationsFile, best_first, told
 from node.identity import Identity
 from node.record import MetricsFile, Record
-from node.snapshot import STALE_SECONDS, Snapshot, read_snapshot
+from node.snapshot import STALE_SECONDS, Contribution, Snapshot, read_snapshot
 from node.text import clean
+from node.view import RELAY
 from rl.checkpoint import STATE, CheckpointReader
 from rl.pool import PoolError, SqlitePool
 
@@ -81,7 +83,7 @@ def gather(path: Path) -> Status:
         data_dir=str(data.path),
         node_id=node_id,
         name=config.node.name if config else "",
-        model=_trained_model(data, checkpoints.rounds()) or (config.model.name if config else None),
+        model=_trained_model(data, checkpoints.rounds()) or (_configured(config) if config else None),
         pid=pid,
         rounds=last.round if last else 0,
         last=last,
@@ -114,6 +116,10 @@ def to_json(status: Status) -> dict[str, Any]:
         "evaluation": status.evaluation.model_dump(mode="json") if status.evaluation else None,
         "swarm": status.swarm.model_dump(mode="json") if status.swarm else None,
     }
+
+
+def _configured(config: Config) -> str:
+    return RELAY if config.node.relay else config.model.name
 
 
 def _trained_model(data: DataDir, rounds: Sequence[int]) -> str | None:
@@ -176,9 +182,19 @@ def _swarm_rows(swarm: Snapshot) -> list[tuple[str, str]]:
         ("reachable", f"{swarm.reachable}: {swarm.reachable_why}" if swarm.reachable_why else swarm.reachable),
         ("batches", f"{swarm.sent} sent, {swarm.received} received, {swarm.duplicates} of them more than once"),
         ("groups", f"{swarm.groups} received, {swarm.admitted} admitted"),
+        ("contribution", _contribution(swarm.contribution)),
         ("rejected", f"{refused} ({reasons})" if refused else "nothing"),
         ("event loop", f"late by {lag.p50:.1f} ms in the median, {lag.p99:.1f} ms p99, {lag.max:.1f} ms at most"),
     ]
+
+
+def _contribution(of: Contribution) -> str:
+    if not of.admitted:
+        return f"{of.sent} groups sent; nobody has told yet of having used one"
+    return (
+        f"{of.sent} groups sent; peers say: trained on {of.trained} times by {of.trained_by} of them, admitted"
+        f" {of.admitted} times by {of.admitted_by}"
+    )
 
 
 def _shares(records: Sequence[Record]) -> str:

@@ -21,6 +21,10 @@ _SPOKEN_SECONDS = 30.0
 """How often the plain view reports on one phase that takes long."""
 
 
+RELAY = "none: a relay"
+"""What stands for the model of a node that has none."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
     """What stays the same while a learner lives. `rounds` is None for a run without an end."""

@@ -17,6 +17,7 @@ from typing import Literal, NoReturn, Protocol
 
 import trio
 
+from p2p.contribution import Contribution
 from p2p.limits import Bucket, FairQueue, Recent
 from p2p.reasons import Reason
 from p2p.reputation import Reputation
@@ -105,8 +106,8 @@ class Admission:
         swarm: str,
         own: str,
         allow: Collection[str],
-        tasks: Tasks,
-        pool: Pool,
+        tasks: Tasks | None,
+        pool: Pool | None,
         reputation: Reputation,
         round: Callable[[], int],  # noqa: A002  # this node's current round
         now: Callable[[], float] = time.time,
@@ -115,10 +116,12 @@ class Admission:
         on_accepted: Callable[[Envelope], None] = lambda envelope: None,
         own_task: Callable[[TaskRef], bool] = lambda ref: False,
         advantage: Literal["group", "mean"] = "group",
+        contribution: Contribution | None = None,
         say: Callable[[str, str], None] = lambda level, text: None,
     ) -> None:
-        """`allow` empty means everybody. `own_task` says whether a reference of the verifier `command` is one that this
-        node's own mix makes, seed and index aside: peers run the owner's programs with no other parameters.
+        """`allow` empty means everybody. Without `tasks` or `pool` batches are judged and passed on, and none of their
+        groups is looked at. `own_task` says whether a reference of the verifier `command` is one that this node's own
+        mix makes, seed and index aside: peers run the owner's programs with no other parameters.
         """
         self._settings = settings
         self._swarm = swarm
@@ -126,6 +129,7 @@ class Admission:
         self._allow = frozenset(allow)
         self._tasks = tasks
         self._pool = pool
+        self._looks = tasks is not None and pool is not None
         self._reputation = reputation
         self._round = round
         self._now = now
@@ -133,6 +137,7 @@ class Admission:
         self._on_accepted = on_accepted
         self._own_task = own_task
         self._advantage = advantage
+        self._contribution = contribution or Contribution(None, own)
         self._say = say
         self._queue = FairQueue[bytes](settings.queue, MAX_WAITING)
         self._arrived = trio.Event()
@@ -193,8 +198,12 @@ class Admission:
 
     async def run(self) -> NoReturn:
         """Check what waits, for ever: origins take turns, and one that has used up its share of the sandbox waits."""
+        tasks, pool = self._tasks, self._pool
+        if tasks is None or pool is None:
+            await trio.sleep_forever()
+            raise AssertionError("the sleep above never ends")
         while True:
-            await self._admit(await self._next())
+            await self._admit(await self._next(), tasks, pool)
             # A batch of nothing but duplicates waits for nothing.
             await trio.lowlevel.checkpoint()
 
@@ -223,7 +232,7 @@ class Admission:
             # The other half is for what it shares now. What was missed can wait, and is handed over again.
             self._copies.pop(copy)
             return Verdict.IGNORE
-        fits, loser = self._queue.put(origin, envelope.data)
+        fits, loser = self._queue.put(origin, envelope.data) if self._looks else (True, None)
         if not fits:
             self._copies.pop(copy)
             if not requested:
@@ -296,11 +305,12 @@ class Admission:
             with trio.move_on_after(pause):
                 await self._arrived.wait()
 
-    async def _admit(self, data: bytes) -> None:
+    async def _admit(self, data: bytes, tasks: Tasks, pool: Pool) -> None:
         """Check the groups of one batch; those that are right go to the pool together."""
         envelope = open_envelope(data)
         origin, groups = envelope.origin, envelope.batch.groups
         scored: list[ScoredGroup] = []
+        known = 0
         for place, group in enumerate(groups):
             if self._reputation.banned(origin):
                 self._count(origin, Reason.BANNED, len(groups) - place)
@@ -310,26 +320,31 @@ class Admission:
                 break
             key = _group_key(origin, group)
             if key in self._admitted:
+                known += 1
                 for counts in (self.counts, self._counts(origin)):
                     counts.duplicates += 1
                 continue
-            verified = await self._verify(origin, group)
+            verified = await self._verify(origin, group, tasks)
             if isinstance(verified, Reason):
                 self.blame(origin, verified)
                 continue
             self._admitted.put(key, None)
             scored.append(verified)
         if scored:
-            await self._pool.add(scored)
+            await pool.add(scored)
             self._reputation.credit(origin, len(scored))
+            self._contribution.admitted(origin, len(scored))
             for counts in (self.counts, self._counts(origin)):
                 counts.admitted += len(scored)
+        # Of those alone who do what a node does: a key costs nothing, and a claim neither.
+        if scored or known:
+            self._contribution.hear(origin, envelope.batch.uses)
 
-    async def _verify(self, origin: str, group: WireGroup) -> ScoredGroup | Reason:
+    async def _verify(self, origin: str, group: WireGroup, tasks: Tasks) -> ScoredGroup | Reason:
         """The group with this node's own task and rewards, or why not."""
         begun = self._clock()
         try:
-            found = await verify(group, self._tasks, self._settings.max_completion, self._own_task)
+            found = await verify(group, tasks, self._settings.max_completion, self._own_task)
         except SandboxError as error:
             # This machine's own trouble, and perhaps a long wait: nothing of it is charged.
             begun = self._clock()

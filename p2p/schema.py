@@ -9,6 +9,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from p2p.ids import KEY_BYTES
 from p2p.settings import SwarmName
 from rl.rollouts import MAX_GROUP, MIN_GROUP
 from verifiers.base import MAX_SEED
@@ -34,11 +35,14 @@ MAX_NAME = 128
 MAX_LOGPROBS = 2**16
 """Log-probs in a batch, over all its completions: four bytes each."""
 
+MAX_USES = 64
+"""Nodes of whose groups a batch tells what became of them."""
+
 MAX_DEPTH = 5
 """Maps and arrays inside each other: batch, groups, group, completions, completion."""
 
-_BATCH, _GROUP, _COMPLETION = 1 + 2 * 6, 1 + 2 * 4 + 2 * 5, 1 + 2 * 3
-MAX_VALUES = _BATCH + MAX_GROUPS * _GROUP + MAX_COMPLETIONS * _COMPLETION
+_BATCH, _GROUP, _COMPLETION, _USE = 1 + 2 * 7, 1 + 2 * 4 + 2 * 5, 1 + 2 * 3, 1 + 2 * 3
+MAX_VALUES = _BATCH + MAX_GROUPS * _GROUP + MAX_COMPLETIONS * _COMPLETION + MAX_USES * _USE
 """Values in the largest batch, keys counted."""
 
 Number = Annotated[int, Field(ge=0, le=MAX_SEED)]
@@ -78,6 +82,14 @@ class GroupBody(_Body):
     completions: Annotated[list[CompletionBody], Field(min_length=MIN_GROUP, max_length=MAX_GROUP)]
 
 
+class UseBody(_Body):
+    """Of the node with this public key, how many groups the sender has admitted and trained on, since it knows it."""
+
+    key: Annotated[bytes, Field(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+    admitted: Number
+    trained: Number
+
+
 class BatchBody(_Body):
     """A round of a node, or a part of one. `time` is in milliseconds since 1970."""
 
@@ -87,10 +99,16 @@ class BatchBody(_Body):
     round: Number
     model: Name
     groups: Annotated[list[GroupBody], Field(min_length=1, max_length=MAX_GROUPS)]
+    uses: Annotated[list[UseBody], Field(max_length=MAX_USES)]
 
 
 def check_totals(body: BatchBody) -> None:
-    """Raises ValueError for too much in a batch as a whole, and for log-probs that are no finite numbers."""
+    """Raises ValueError for too much in a batch as a whole, for log-probs that are no finite numbers, and for uses
+    that are not in order.
+    """
+    keys = [use.key for use in body.uses]
+    if keys != sorted(set(keys)):
+        raise ValueError("uses that do not stand in the order of their keys, each once")
     answers = [completion for group in body.groups for completion in group.completions]
     if len(answers) > MAX_COMPLETIONS:
         raise ValueError(f"{len(answers)} completions, {MAX_COMPLETIONS} are allowed in a batch")

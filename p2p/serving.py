@@ -1,4 +1,4 @@
-"""The giving side of catch-up: frames of `/swarmnode/catchup/1`, and the answers to those who missed something.
+"""The giving side of catch-up: frames of `/swarmnode/catchup/2`, and the answers to those who missed something.
 
 A session is one stream: the client asks for a list once, then for envelopes, a few at a time and only what was listed.
 docs/protocol.md has every byte. Whoever asks for more than an honest client can, or for nonsense, is reported.
@@ -18,7 +18,7 @@ from p2p.store import EnvelopeStore
 from p2p.transport import FrameTooLong, Stream
 from p2p.wire import MAX_ENVELOPE
 
-PROTOCOL = "/swarmnode/catchup/1"
+PROTOCOL = "/swarmnode/catchup/2"
 
 ID_BYTES, ENTRY_BYTES = 32, 36
 """An envelope's id; in a list four bytes follow it, big-endian: the envelope's size."""

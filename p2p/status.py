@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from p2p.contribution import Told
+
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
     """One other node: `score` is its reputation (0 at first, below for offences), `groups` those admitted, `batches`
-    those taken in."""
+    those taken in. Of this node's own groups it says that it admitted `ours_admitted` and trained on `ours_trained`."""
 
     peer: str
     address: str | None
@@ -18,11 +20,13 @@ class PeerRow:
     batches: int
     groups: int
     rejected: Mapping[str, int]
+    ours_admitted: int
+    ours_trained: int
 
 
 @dataclass(frozen=True, slots=True)
 class SwarmStatus:
-    """The swarm as this node sees it, with counts since its start.
+    """The swarm as this node sees it, with counts since its start (`contribution`: since it has its identity).
 
     `sent`, `received` and `recovered` (of those, by catch-up) are batches; `groups` came in them, and `admitted` of
     these were good. `waiting` batches are still to be checked, `unsent` ones are in the outbox, `held` ones are kept
@@ -44,6 +48,7 @@ class SwarmStatus:
     waiting: int
     unsent: int
     held: int
+    contribution: Told
     peers: tuple[PeerRow, ...]
 
 

@@ -16,10 +16,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2p.admission import Admission, Counts, Pool
 from p2p.catchup import CatchUp
+from p2p.contribution import Contribution
 from p2p.discovery import Finder
-from p2p.files import replace_file
 from p2p.gossip import Gossip, ready_topic, shards_heard
 from p2p.ids import short
+from p2p.keeping import Keeper, Kept
 from p2p.peerbook import PeerBook
 from p2p.reasons import Reason
 from p2p.reputation import Reputation
@@ -42,7 +43,6 @@ Say = Callable[[str, str], None]
 MAX_ROWS = 256
 """Peers in a status."""
 
-_SAVE_SECONDS, _SAVE_SOONEST = 60.0, 2.0
 _LOOK_SECONDS = 0.2
 _READY_SECONDS = 0.05
 """Nodes that wait for each other begin within about this time: the rounds of a tiny model are as short."""
@@ -60,8 +60,8 @@ class Watcher:
         self.reputation = Reputation(path, self._ban, now, clock=trio.current_time, say=say)
         self._parts: _Parts | None = None
         self._blocked: set[str] = set()
-        self.new_ban = trio.Event()
-        """Set by the next ban."""
+        self.on_ban: Callable[[], None] = lambda: None
+        """Told that a ban has begun."""
 
     def watch(self, parts: "_Parts") -> None:
         """Pass on what happens from now on, and make up for what has happened before."""
@@ -107,7 +107,7 @@ class Watcher:
                     self._parts.transport.unblock(peer)
 
     def _ban(self, peer: str) -> None:
-        self.new_ban.set()
+        self.on_ban()
         if self._parts is not None:
             self._blocked.add(peer)
             self._parts.store.forget_origin(peer)
@@ -148,6 +148,7 @@ class Swarm:
         self,
         parts: _Parts,
         reputation: Reputation,
+        contribution: Contribution,
         key: Ed25519PrivateKey,
         name: str,
         model: str,
@@ -156,6 +157,7 @@ class Swarm:
     ) -> None:
         self._parts = parts
         self._reputation = reputation
+        self._contribution = contribution
         self._key = key
         self._name = name
         self._model = model
@@ -176,6 +178,7 @@ class Swarm:
     async def share(self, groups: Sequence[ScoredGroup], number: int, /) -> int:
         """See `rl.protocols.Swarm`. Waits only while the outbox is full."""
         too_large: list[RolloutGroup] = []
+        uses = self._contribution.news()
 
         def seal() -> list[Envelope]:
             return seal_round(
@@ -186,6 +189,7 @@ class Swarm:
                 [scored.group for scored in groups],
                 self._sequence,
                 self._now(),
+                uses=uses,
                 left_out=lambda group, error: too_large.append(group),
             )
 
@@ -196,6 +200,8 @@ class Swarm:
         for envelope in envelopes:
             self._parts.store.add(envelope)
             await self._parts.gossip.publish(envelope)
+            self._contribution.sent(len(envelope.batch.groups))
+            self._contribution.is_told(envelope.batch.uses)
         return len(envelopes)
 
     async def deliver(self, groups: Sequence[ScoredGroup], number: int, /) -> None:
@@ -203,6 +209,10 @@ class Swarm:
         await self._parts.gossip.heard()
         await self.share(groups, number)
         await self._parts.gossip.emptied()
+
+    def trained(self, groups: Mapping[str, int]) -> None:
+        """So many groups of each peer were trained on for the first time: told to them in a batch to come."""
+        self._contribution.trained(groups)
 
     async def wait_for_peers(self, count: int, seconds: float) -> int:
         """Say that this node is ready to begin, and wait until so many connected peers are, or the time is over.
@@ -248,6 +258,7 @@ class Swarm:
             waiting=parts.admission.waiting,
             unsent=parts.gossip.waiting,
             held=len(parts.store),
+            contribution=self._contribution.told(),
             peers=tuple(self._rows(connections, mesh)),
         )
 
@@ -255,13 +266,14 @@ class Swarm:
         """The connected peers first, then those with a standing, then other origins."""
         standings = {standing.peer: standing for standing in self._reputation.standings()}
         by_peer = self._parts.admission.by_peer
-        peers = dict.fromkeys([*connections, *standings, *by_peer])
+        peers = dict.fromkeys([*connections, *standings, *by_peer, *self._contribution.reporters()])
         rows = []
         for peer in [*peers][:MAX_ROWS]:
             # Without a count as a use: what is looked at every second would never be forgotten.
             counts = by_peer.peek(peer) or Counts()
             standing = standings.get(peer)
             connection = connections.get(peer)
+            admitted, trained = self._contribution.told_by(peer)
             rows.append(
                 PeerRow(
                     peer=peer,
@@ -273,6 +285,8 @@ class Swarm:
                     batches=counts.received,
                     groups=counts.admitted,
                     rejected=_words(counts.rejected),
+                    ours_admitted=admitted,
+                    ours_trained=trained,
                 )
             )
         return rows
@@ -292,19 +306,21 @@ async def open_swarm(
     key: Ed25519PrivateKey,
     network: NetworkSettings,
     admission: AdmissionSettings,
-    tasks: Tasks,
-    pool: Pool,
+    tasks: Tasks | None,
+    pool: Pool | None,
     *,
     round: Callable[[], int],  # noqa: A002  # this node's current round
     model: str,
     say: Say,
     reputation_path: Path | None = None,
+    contribution_path: Path | None = None,
     peers_path: Path | None = None,
     own_task: Callable[[TaskRef], bool] = lambda ref: False,
     advantage: Literal["group", "mean"] = "group",
     now: Callable[[], float] = time.time,
 ) -> AsyncIterator[Swarm]:
     """Take part in a swarm for the time of a block. `model` is told to others; without paths nothing is remembered.
+    Without `tasks` or `pool` this node passes on what others send and looks at none of it: a relay.
 
     What a part raises comes out as itself: nothing that a peer or the network does, but what `open_transport` and
     `pool` raise.
@@ -312,10 +328,19 @@ async def open_swarm(
     watcher = Watcher(reputation_path, now, say)
     reputation = watcher.reputation
     reputation.load()
-    standings = _StandingsFile(reputation_path, watcher, say)
     book = PeerBook(peers_path, say, now)
     book.load()
     async with open_transport(watcher) as transport:
+        contribution = Contribution(contribution_path, transport.peer_id, say)
+        contribution.load()
+        keeper = Keeper(
+            [
+                Kept(reputation_path, reputation.dump, "bans are not kept"),
+                Kept(contribution_path, contribution.dump, "what others used is not kept"),
+            ],
+            say,
+        )
+        watcher.on_ban = keeper.hurry
         store = EnvelopeStore()
         gate = Admission(
             admission,
@@ -330,6 +355,7 @@ async def open_swarm(
             on_accepted=store.add,
             own_task=own_task,
             advantage=advantage,
+            contribution=contribution,
             say=say,
         )
         catch_up = CatchUp(
@@ -350,48 +376,11 @@ async def open_swarm(
         await gossip.subscribe()
         try:
             async with _background(
-                gate.run, gossip.run, catch_up.run, finder.run, watcher.lift_bans, standings.save_now_and_then
+                gate.run, gossip.run, catch_up.run, finder.run, watcher.lift_bans, keeper.save_now_and_then
             ):
-                yield Swarm(parts, reputation, key, network.swarm, model, say, now)
+                yield Swarm(parts, reputation, contribution, key, network.swarm, model, say, now)
         finally:
-            standings.save()
-
-
-class _StandingsFile:
-    """Keeps the reputations on disk. A disk that does not take them is a warning, once: the swarm goes on."""
-
-    def __init__(self, path: Path | None, watcher: Watcher, say: Say) -> None:
-        self._path = path
-        self._watcher = watcher
-        self._reputation = watcher.reputation
-        self._say = say
-        self._complained = False
-
-    async def save_now_and_then(self) -> NoReturn:
-        """Every minute, and soon after a ban. In a thread, since a disk may take its time."""
-        while True:
-            await trio.sleep(_SAVE_SOONEST)
-            with trio.move_on_after(_SAVE_SECONDS):
-                await self._watcher.new_ban.wait()
-            self._watcher.new_ban = trio.Event()
-            if self._path is not None:
-                try:
-                    await trio.to_thread.run_sync(replace_file, self._path, self._reputation.dump())
-                except OSError as error:
-                    self._not_written(self._path, error)
-
-    def save(self) -> None:
-        """Now."""
-        if self._path is not None:
-            try:
-                replace_file(self._path, self._reputation.dump())
-            except OSError as error:
-                self._not_written(self._path, error)
-
-    def _not_written(self, path: Path, error: OSError) -> None:
-        if not self._complained:
-            self._complained = True
-            self._say("warning", f"{path} cannot be written ({error.strerror or error}): bans are not kept")
+            keeper.save()
 
 
 @asynccontextmanager

@@ -7,14 +7,14 @@ signature, the rest is admission's. docs/protocol.md describes every byte.
 import hashlib
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from pydantic import ValidationError
 
 from p2p.canonical import CanonicalError, TooManyError, decode, encode
-from p2p.ids import KEY_BYTES, peer_id_of
+from p2p.ids import KEY_BYTES, peer_id_of, public_key_of
 from p2p.reasons import Reason
 from p2p.schema import (
     MAX_DEPTH,
@@ -25,6 +25,7 @@ from p2p.schema import (
     CompletionBody,
     GroupBody,
     TaskBody,
+    UseBody,
     check_totals,
     pack_logprobs,
     unpack_logprobs,
@@ -32,8 +33,8 @@ from p2p.schema import (
 from rl.rollouts import Completion, RolloutGroup
 from verifiers.base import TaskRef
 
-VERSION = 1
-"""Of the protocol. Another one means other bytes, and another topic."""
+VERSION = 2
+"""Of the protocol. Another one means other bytes, and another topic. Batches of version 1 had no `uses`."""
 
 MAX_ENVELOPE = 256 * 2**10
 """Bytes of an envelope."""
@@ -41,10 +42,10 @@ MAX_ENVELOPE = 256 * 2**10
 MAX_BATCH = 2 * 2**20
 """Bytes of a batch when decompressed. Bounds what one envelope costs its receivers to about 20 milliseconds."""
 
-SIGNED = b"swarmnode/1/envelope\0"
+SIGNED = b"swarmnode/2/envelope\0"
 """Stands before the payload in what is signed, so that no signature made for something else passes for one of these."""
 
-IDENTIFIED = b"swarmnode/1/batch\0"
+IDENTIFIED = b"swarmnode/2/batch\0"
 """Stands before key and batch in what is hashed for the id."""
 
 _SIGNATURE_BYTES = 64
@@ -72,11 +73,20 @@ class WireGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What the sender says it did with the groups of node `peer`, in all the time that it has known it."""
+
+    peer: str
+    admitted: int
+    trained: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One node's groups of one round, or a part of them.
 
     `sequence` is the sender's own: never used twice by one key, and growing. `created` is in unix seconds by the
-    sender's clock, to the millisecond.
+    sender's clock, to the millisecond. `uses` may tell of any node, each once; it is kept in the order of their keys.
     """
 
     swarm: str
@@ -85,6 +95,7 @@ class Batch:
     round: int
     model: str
     groups: tuple[WireGroup, ...]
+    uses: tuple[Use, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,7 @@ def seal_round(
     sequence: Callable[[], int],
     now: float,
     *,
+    uses: Sequence[Use] = (),
     logprobs: bool = False,
     left_out: Callable[[RolloutGroup, WireError], None] | None = None,
 ) -> list[Envelope]:
@@ -142,7 +154,8 @@ def seal_round(
 
     A group that cannot be sent, for its size or else, is left out, `left_out` is told, and nothing is raised. Log-probs
     travel only if asked for: they do not compress, and mean something only to a node with the same tokenizer. Takes
-    milliseconds for each 100 kB of text; for more than that, use a thread.
+    milliseconds for each 100 kB of text; for more than that, use a thread. `uses` travel in the first envelope
+    that has room for them.
     """
     waiting = [groups[place : place + MAX_GROUPS] for place in range(0, len(groups), MAX_GROUPS)][::-1]
     envelopes: list[Envelope] = []
@@ -152,8 +165,9 @@ def seal_round(
         number = sequence() if number is None else number
         try:
             told = tuple(_told(group, logprobs) for group in part)
-            envelopes.append(seal(key, Batch(swarm, number, now, round, model[:MAX_NAME] or "?", told)))
-            number = None
+            batch = Batch(swarm, number, now, round, model[:MAX_NAME] or "?", told, tuple(uses))
+            envelopes.append(_with_uses_or_without(key, batch))
+            number, uses = None, () if envelopes[-1].batch.uses else uses
         except WireError as error:
             if len(part) > 1:
                 middle = len(part) // 2
@@ -161,6 +175,15 @@ def seal_round(
             elif left_out is not None:
                 left_out(part[0], error)
     return envelopes
+
+
+def _with_uses_or_without(key: Ed25519PrivateKey, batch: Batch) -> Envelope:
+    try:
+        return seal(key, batch)
+    except WireError:
+        if len(batch.groups) > 1 or not batch.uses:
+            raise
+        return seal(key, replace(batch, uses=()))
 
 
 def encode_batch(batch: Batch) -> bytes:
@@ -173,6 +196,7 @@ def encode_batch(batch: Batch) -> bytes:
             round=batch.round,
             model=batch.model,
             groups=[_group_body(group) for group in batch.groups],
+            uses=_use_bodies(batch.uses),
         )
         check_totals(body)
         plain = encode(body.model_dump())
@@ -208,6 +232,7 @@ def decode_batch(plain: bytes) -> Batch:
         round=body.round,
         model=body.model,
         groups=tuple(group_of(group) for group in body.groups),
+        uses=tuple(Use(peer_id_of(use.key), use.admitted, use.trained) for use in body.uses),
     )
 
 
@@ -250,6 +275,11 @@ def _decompressed(payload: bytes) -> bytes:
 
 def _id(key: bytes, plain: bytes) -> bytes:
     return hashlib.sha256(IDENTIFIED + key + plain).digest()
+
+
+def _use_bodies(uses: Sequence[Use]) -> list[UseBody]:
+    keyed = sorted(((public_key_of(use.peer), use) for use in uses), key=lambda pair: pair[0])
+    return [UseBody(key=key, admitted=use.admitted, trained=use.trained) for key, use in keyed]
 
 
 def _group_body(group: WireGroup) -> GroupBody:

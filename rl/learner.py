@@ -123,7 +123,7 @@ class Learner:
 
         A group that does not fit the model is left out with a warning, and so is what the likelihood gate refuses by
         what own completions, those of this update among them, are like. Raises TrainingError, OutOfMemory or Stopped,
-        each with policy, optimiser and gate as they were.
+        each with policy, optimiser and gate as they were. A learner told not to train raises TrainingError.
         """
         check_stop(self._stop)
         tokenised = self._tokenised(groups)

@@ -70,7 +70,9 @@ class Policy:
         self.weights = Weights(
             self.model, settings.lora, resolved.public_name, settings.seed, self._load, keep_base=self.settings.kl > 0
         )
-        self.optimizer = make_adamw(self.weights.masters, self.settings.betas)
+        self._optimizer = make_adamw(self.weights.masters, self.settings.betas) if self.settings.train else None
+        self.kept_optimizer = b""
+        """Of a policy that does not train: the optimiser of its checkpoint, for when it does."""
         self.scorer = Scorer(self.model, resolved)
         self.packing = self.scorer.takes_block_mask(len(self.tokenizer))
 
@@ -81,6 +83,18 @@ class Policy:
         model.to(self.resolved.device).eval()
         use_fast_decoding(model)
         return model
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has an optimiser."""
+        return self._optimizer is not None
+
+    @property
+    def optimizer(self) -> torch.optim.AdamW:
+        """What makes its steps. Raises TrainingError if it `trains` not."""
+        if self._optimizer is None:
+            raise TrainingError("this node was told not to train: set training.train to true")
+        return self._optimizer
 
     @property
     def context(self) -> int:

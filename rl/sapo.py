@@ -6,8 +6,9 @@ Each node runs its rounds by itself and waits for nobody: a round without any gr
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
@@ -36,7 +37,7 @@ class RoundPlan:
     group is trained on within `max_age` rounds of its arrival, in at most `reuse` rounds; `per_peer` of the J places
     are for one origin at most (see `rl.selection.Room`). `seed` fixes all sampling: round r of two runs with one seed
     draws, samples, chooses and shuffles alike, so a round done again after a crash is the same round, as far as the
-    same groups of others are there.
+    same groups of others are there. Without `train` a round ends once it has shared.
     """
 
     origin: str
@@ -49,6 +50,7 @@ class RoundPlan:
     sampling: Sampling
     advantage: Literal["group", "mean"]
     seed: int
+    train: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class RoundResult:
     """What a finished round leaves behind. Seconds are wall-clock time; `seconds_share` covers share and mix.
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
-    verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was; `problem`
-    says how.
+    verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was (`problem`
+    says how), or if there was to be none. `first_used` counts, by origin, the external groups that were trained on and
+    in no round before.
     """
 
     number: int
@@ -71,6 +74,7 @@ class RoundResult:
     seconds_score: float
     seconds_share: float
     seconds_update: float
+    first_used: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reward_local(self) -> float:
@@ -133,17 +137,14 @@ class Sapo:
         await self._pool.add(local)
         sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
 
-        watch.begin("mix")
-        external = await self._mix(number, local)
-
-        watch.begin("update")
-        stats, problem = None, ""
-        try:
-            parts = self._parts(external.values())
-            stats = await self._learner.update([*local, *parts], round_seed(plan.seed, number, "update"))
-            await self._refuse(stats, len(local), list(external), number)
-        except TrainingError as error:
-            problem = str(error)
+        external: dict[int, ScoredGroup] = {}
+        stats: UpdateStats | None = None
+        problem, first_used = "", Counter[str]()
+        if plan.train:
+            watch.begin("mix")
+            external, new = await self._mix(number, local)
+            watch.begin("update")
+            stats, problem, first_used = await self._update(number, local, external, new)
         seconds = watch.end()
         return RoundResult(
             number=number,
@@ -155,8 +156,9 @@ class Sapo:
             problem=problem,
             seconds_generate=seconds["generate"],
             seconds_score=seconds["score"],
-            seconds_share=seconds["share"] + seconds["mix"],
-            seconds_update=seconds["update"],
+            seconds_share=seconds["share"] + seconds.get("mix", 0.0),
+            seconds_update=seconds.get("update", 0.0),
+            first_used=first_used,
         )
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
@@ -185,11 +187,13 @@ class Sapo:
             if reward
         ]
 
-    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> dict[int, ScoredGroup]:
-        """Groups of others by their id in the pool: chosen among those of which something fits the model."""
+    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> tuple[dict[int, ScoredGroup], set[int]]:
+        """Groups of others by their id in the pool, chosen among those of which something fits the model; and which of
+        them no round has trained on.
+        """
         plan = self._plan
         if plan.external == 0:
-            return {}
+            return {}, set()
         informative = sum(group.informative for group in local)
         room = Room(number, plan.local, informative, plan.external, plan.per_peer, plan.sampling.samples)
         random = self._random(number, "mix")
@@ -208,18 +212,31 @@ class Sapo:
             refused.update(set(chosen) - external.keys())
             candidates = [candidate for candidate in candidates if candidate.id not in refused]
         await self._pool.settle(external, refused, number)
-        return external
+        return external, {candidate.id for candidate in candidates if candidate.uses == 0} & external.keys()
+
+    async def _update(
+        self, number: int, local: Sequence[ScoredGroup], external: Mapping[int, ScoredGroup], new: set[int]
+    ) -> tuple[UpdateStats | None, str, Counter[str]]:
+        """The learning step: (what it did, else what went wrong, the origins of the groups that were used first)."""
+        parts = self._parts(external.values())
+        try:
+            stats = await self._learner.update([*local, *parts], round_seed(self._plan.seed, number, "update"))
+        except TrainingError as error:
+            return None, str(error), Counter()
+        refused = await self._refuse(stats, len(local), list(external), number)
+        return stats, "", Counter(external[key].origin for key in new - refused)
 
     def _parts(self, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
         return [self._selection.part(group, self._plan.sampling.samples) for group in groups]
 
-    async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> None:
-        """Do not choose again what the likelihood gate has refused, once it knows what it goes by."""
+    async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> set[int]:
+        """Do not choose again what the likelihood gate has refused, once it knows what it goes by. Returns its ids."""
         refused = {external[place - local] for place in stats.refused if place >= local}
         if refused and stats.gate is not None and math.isfinite(stats.gate):
             # The update has been made, so the round is to be finished.
             with trio.CancelScope(shield=True):
                 await self._pool.settle((), refused, number)
+        return refused
 
     def _random(self, number: int, purpose: str) -> Random:
         return Random(round_seed(self._plan.seed, number, purpose))

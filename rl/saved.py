@@ -22,15 +22,21 @@ from rl.work import is_out_of_memory, out_of_memory_as
 FORMAT = 1
 OPTIMIZER_FILE = "optimizer.pt"
 
+_NO_STEP: dict[str, Any] = {"state": {}, "param_groups": []}
+"""The state of an optimiser that has made no step."""
+
 _MANY = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a directory held: masters, the optimiser's state, its step count and what the gate knew, if anything."""
+    """What a directory held: masters, the optimiser's state, its step count and what the gate knew, if anything.
+
+    For a policy that does not train the optimiser's state is as it stood in its file.
+    """
 
     weights: list[Tensor]
-    optimizer: list[dict[str, Tensor]]
+    optimizer: list[dict[str, Tensor]] | bytes
     step: int
     known: list[float]
 
@@ -40,10 +46,13 @@ def save_policy(policy: Policy, lora: LoraSettings, known: Sequence[float], dire
     reads it. Raises OSError.
     """
     policy.weights.save(directory)
-    # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
-    optimizer = io.BytesIO()
-    torch.save(policy.optimizer.state_dict(), optimizer)
-    (directory / OPTIMIZER_FILE).write_bytes(optimizer.getbuffer())
+    if policy.trains or not policy.kept_optimizer:
+        # Through memory: torch reports a full disk as a RuntimeError, and a RuntimeError can be anything.
+        optimizer = io.BytesIO()
+        torch.save(policy.optimizer.state_dict() if policy.trains else _NO_STEP, optimizer)
+        (directory / OPTIMIZER_FILE).write_bytes(optimizer.getbuffer())
+    else:
+        (directory / OPTIMIZER_FILE).write_bytes(policy.kept_optimizer)
     state = {
         "format": FORMAT,
         "model": policy.resolved.identity,
@@ -73,12 +82,17 @@ def read_policy(policy: Policy, lora: LoraSettings, directory: Path) -> Saved:
 def set_policy(policy: Policy, saved: Saved) -> None:
     """Make the policy what was saved."""
     policy.weights.restore(saved.weights)
-    set_state(policy.optimizer, saved.optimizer)
+    if isinstance(saved.optimizer, bytes):
+        policy.kept_optimizer = saved.optimizer
+    else:
+        set_state(policy.optimizer, saved.optimizer)
     policy.step = saved.step
 
 
-def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]]:
+def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]] | bytes:
     try:
+        if not policy.trains:
+            return path.read_bytes()
         # A pickle may run any program; with `weights_only` torch refuses all but tensors and plain values.
         return read_state(policy.optimizer, torch.load(path, map_location="cpu", weights_only=True))
     except pickle.UnpicklingError as error:

@@ -116,6 +116,10 @@ class EngineSettings(Section):
 class TrainingSettings(Section):
     """[training]: the learning step (GRPO, arXiv 2402.03300, as in SAPO section 3)."""
 
+    train: bool = True
+    """Whether this node learns. One that does not samples, scores and shares with the policy as it is (the base model,
+    or the newest checkpoint), and makes no updates and no evaluations."""
+
     lr: float = Field(default=1e-4, gt=0, le=1)
     """Learning rate of AdamW."""
 

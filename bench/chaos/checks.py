@@ -84,7 +84,7 @@ def problems_of_files(data: DataDir, last: int) -> list[str]:
         problems_of_checkpoints(data.checkpoints_path, last) if data.checkpoints_path.is_dir() else ["no checkpoint"]
     )
     found += problems_of_pool(data.pool_path)
-    for path in (data.peers_path, data.reputation_path):
+    for path in (data.peers_path, data.reputation_path, data.contribution_path):
         try:
             json.loads(path.read_text("utf-8"))
         except FileNotFoundError:

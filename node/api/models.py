@@ -8,7 +8,7 @@ from node.evaluations import EvaluationRecord
 from node.record import Record
 from node.snapshot import Snapshot
 
-State = Literal["starting", "training", "pausing", "paused", "stopping"]
+State = Literal["starting", "training", "sampling", "relaying", "pausing", "paused", "stopping"]
 
 
 class _Said(BaseModel):
@@ -47,7 +47,8 @@ class Status(_Said):
     silo: bool
     """Whether the node trains alone, without a network."""
     state: State
-    """`pausing` until the round in hand is done, `paused` after it."""
+    """`sampling` for a node that does not train, `relaying` for one without a model. `pausing` until the round in hand
+    is done, `paused` after it."""
     phase: str
     """Part of the round, or `start`, `load model`, `wait for peers`, `checkpoint`, `paused`."""
     phase_seconds: float

@@ -35,7 +35,8 @@ def _get(name: str, summary: str, answer: type[BaseModel], query: type[BaseModel
 
 
 def _post(name: str, summary: str) -> Operation:
-    return Operation("POST", f"{PREFIX}/{name}", name, summary, None, models.Done, status=202)
+    errors = () if name == "stop" else (409,)
+    return Operation("POST", f"{PREFIX}/{name}", name, summary, None, models.Done, status=202, errors=errors)
 
 
 def _contribute(name: str, summary: str, answer: type[BaseModel], body: type[BaseModel] | None = None) -> Operation:
@@ -96,6 +97,7 @@ _ERRORS = {
     403: "The request comes from a page of another site, or lacks the header that a change needs.",
     404: "There is no such task (any more).",
     408: "The body took too long to arrive.",
+    409: "The node is a relay: it has no rounds.",
     413: "The body is too long.",
     503: "Too many requests or streams at a time, or this cannot be had just now: come back after `Retry-After`.",
 }

@@ -102,6 +102,20 @@ class _Now(Collector):
         yield _gauge("batches_waiting", "Batches that wait to be checked.", swarm.waiting)
         yield CounterMetricFamily("swarmnode_groups_received", "Groups that came in batches.", value=swarm.groups)
         yield CounterMetricFamily("swarmnode_groups_admitted", "Groups that passed admission.", value=swarm.admitted)
+        ours = swarm.contribution
+        yield CounterMetricFamily("swarmnode_groups_sent", "Own groups sent, over all restarts.", value=ours.sent)
+        uses = CounterMetricFamily(
+            "swarmnode_contribution", "Uses of own groups that peers tell of, over all restarts.", labels=["use"]
+        )
+        users = GaugeMetricFamily("swarmnode_contribution_peers", "Peers that tell of such uses.", labels=["use"])
+        for use, count, by in (
+            ("admitted", ours.admitted, ours.admitted_by),
+            ("trained", ours.trained, ours.trained_by),
+        ):
+            uses.add_metric([use], count)
+            users.add_metric([use], by)
+        yield uses
+        yield users
         lag = GaugeMetricFamily("swarmnode_loop_lag_seconds", "Lag of the event loop.", labels=["quantile"])
         for name, value in (("0.5", swarm.lag_ms.p50), ("0.99", swarm.lag_ms.p99), ("1", swarm.lag_ms.max)):
             lag.add_metric([name], value / 1000)

@@ -29,6 +29,8 @@ def rollouts(pool: Path, query: RolloutsQuery) -> Rollouts:
     """Groups of the pool. Raises sqlite3.Error if it cannot be read just now."""
     found: list[Rollout] = []
     size = 0
+    if not pool.exists():
+        return Rollouts(rollouts=found)  # a relay
     with closing(sqlite3.connect(f"{pool.absolute().as_uri()}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
             "SELECT id, round, origin, external, kind, usable, body,"

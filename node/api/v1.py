@@ -85,7 +85,10 @@ class V1:
             return "stopping"
         if control.paused:
             return "paused" if control.resting else "pausing"
-        return "starting" if self._seen.feed.info is None else "training"
+        if self._seen.feed.info is None:
+            return "starting"
+        config = self._seen.config
+        return "relaying" if config.node.relay else "training" if config.training.train else "sampling"
 
     async def _status(self, request: Request) -> Response:
         seen, feed = self._seen, self._seen.feed
@@ -173,12 +176,13 @@ class V1:
         return self._ask(self._seen.control.save, "asked over HTTP for a checkpoint")
 
     async def _stop(self, request: Request) -> Response:
-        return self._ask(
-            self._seen.control.stop, "stopping, as asked over HTTP: the last finished round is saved first"
-        )
+        said = "stopping, as asked over HTTP: the last finished round is saved first"
+        return self._ask(self._seen.control.stop, said, of_rounds=False)
 
-    def _ask(self, action: Callable[[], None], said: str) -> Response:
+    def _ask(self, action: Callable[[], None], said: str, *, of_rounds: bool = True) -> Response:
         seen = self._seen
+        if of_rounds and seen.config.node.relay:
+            raise ApiError(409, "this node is a relay: it has no rounds", code="relay")
         action()
         seen.feed.message("info", said)
         state = self._state()

@@ -23,6 +23,7 @@ _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
     "join": ("--join", ("network", "join"), None),
     "listen": ("--listen", ("network", "listen"), None),
     "swarm": ("--swarm", ("network", "swarm"), None),
+    "relay": ("--relay", ("node", "relay"), None),
     "per_task": ("--per-task", ("evaluation", "per_task"), None),
 }
 """Name here: name on the command line, setting, and its value where the flag itself has none."""

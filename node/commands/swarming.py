@@ -68,10 +68,11 @@ def peer_table(snapshot: Snapshot) -> list[str]:
     lines = [f"swarm {snapshot.swarm}: {count} node{'' if count == 1 else 's'} known, {snapshot.connected} connected"]
     if not snapshot.peers:
         return lines
-    rows: list[tuple[str, ...]] = [("node", "state", "mesh", "score", "batches", "groups", "address", "rejected")]
+    head = ("node", "state", "mesh", "score", "batches", "groups", "ours", "address", "rejected")
+    rows: list[tuple[str, ...]] = [head]
     rows += [_cells(row) for row in sorted(snapshot.peers, key=_order)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = {3, 4, 5}
+    right = {3, 4, 5, 6}
     for row in rows:
         cells = (
             cell.rjust(w) if n in right else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
@@ -96,6 +97,7 @@ def _cells(row: PeerRow) -> tuple[str, ...]:
         f"{row.score:.1f}",
         str(row.batches),
         str(row.groups),
+        str(row.ours_trained),
         clean(row.address or "-"),
         counted(row.rejected) or "-",
     )

@@ -42,9 +42,13 @@ export function showContribution(rounds, swarm) {
   const sum = (key) => rounds.reduce((total, round) => total + (round[key] ?? 0), 0);
   const own = sum("local_groups");
   const external = sum("external_groups");
+  const ours = swarm?.contribution;
   const pairs = [
     ["own groups sampled", own],
     ["batches sent to others", sum("batches_sent")],
+    ["own groups sent, over all restarts", ours ? ours.sent : "–"],
+    ["trained on by peers, as they say", ours ? `${ours.trained} times by ${ours.trained_by}` : "–"],
+    ["admitted by peers, as they say", ours ? `${ours.admitted} times by ${ours.admitted_by}` : "–"],
     ["batches that came", sum("batches_received")],
     ["groups of others admitted, since the start", swarm ? `${swarm.admitted} of ${swarm.groups}` : "–"],
     ["groups of others trained on", external],

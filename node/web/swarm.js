@@ -3,8 +3,8 @@
 import { byId, duration, el, setText, short, svg } from "./dom.js";
 
 const DRAWN = 40;
-const COLUMNS = ["node", "state", "groups", "batches", "reputation", "rejected"];
-const NUMBERS = new Set(["groups", "batches", "reputation"]);
+const COLUMNS = ["node", "state", "groups", "batches", "used ours", "reputation", "rejected"];
+const NUMBERS = new Set(["groups", "batches", "used ours", "reputation"]);
 
 const isBanned = (peer) => peer.banned_seconds > 0;
 
@@ -50,6 +50,7 @@ function row(peer) {
   return el("tr", {},
     el("td", { class: "mono", title: peer.peer }, short(peer.peer)), el("td", {}, state),
     el("td", { class: "number" }, peer.groups), el("td", { class: "number" }, peer.batches),
+    el("td", { class: "number", title: `admitted ${peer.ours_admitted} of this node's groups, trained on ${peer.ours_trained}, as it says` }, peer.ours_trained),
     el("td", { class: "number" }, peer.score.toFixed(1)), el("td", {}, rejected || "–"));
 }
 

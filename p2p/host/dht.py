@@ -24,6 +24,7 @@ from p2p.host.host import Host
 from p2p.host.network import parse_peer
 from p2p.host.streams import finish
 from p2p.transport import TransportError
+from p2p.wire import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ Found = Callable[[str], None]
 
 def key_of(swarm: str) -> bytes:
     """What a swarm's nodes provide: a sha2-256 multihash."""
-    return b"\x12\x20" + hashlib.sha256(f"/swarmnode/1/{swarm}".encode()).digest()
+    return b"\x12\x20" + hashlib.sha256(f"/swarmnode/{VERSION}/{swarm}".encode()).digest()
 
 
 class _Providers(ProviderStore):  # type: ignore[misc]

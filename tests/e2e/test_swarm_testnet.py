@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.record import MetricsFile
+from p2p.contribution import Contribution, Told
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,7 @@ def test_nodes_of_two_kinds_train_on_each_others_groups_and_refuse_nothing(tmp_p
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    told: list[Told] = []
     for number, row in enumerate(json.loads(done.stdout), 1):
         records = list(MetricsFile(tmp_path / "testnet" / f"node-{number}" / "metrics.jsonl").read())
         assert [record.round for record in records] == list(range(1, ROUNDS + 1))
@@ -55,3 +57,9 @@ def test_nodes_of_two_kinds_train_on_each_others_groups_and_refuse_nothing(tmp_p
         assert row["name"] == f"node-{number}"
         assert row["external_groups"] == sum(record.external_groups for record in records)
         assert (row["state"], row["status"], row["rejected"]) == ("done", 0, {})
+        kept = Contribution(tmp_path / "testnet" / f"node-{number}" / "contribution.json", "")
+        kept.load()
+        told.append(kept.told())
+    # What was used in the last rounds was not told any more.
+    assert sum(one.trained for one in told) >= 25
+    assert all(one.trained_by == 3 and one.trained <= one.admitted <= 3 * one.sent for one in told)

@@ -91,11 +91,15 @@ def _logging() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def serving(path: Path, groups: Sequence[ScoredGroup] = (), **settings: Any) -> AsyncIterator[Node]:
+async def serving(
+    path: Path, groups: Sequence[ScoredGroup] = (), *, relay: bool = False, **settings: Any
+) -> AsyncIterator[Node]:
     api = ApiSettings(**{"port": 0, **settings})
-    config = Config(node=NodeSettings(data_dir=path, name="mine"), api=api)
+    config = Config(node=NodeSettings(data_dir=path, name="mine", relay=relay), api=api)
     with trio.fail_after(60), DataDir.open(path) as data, SqlitePool(data.pool_path, ME) as pool:
         pool.add(groups)
+        if relay:
+            data.pool_path.unlink()
         seen = Seen(config, data, ME, Feed(Quiet()), Control())
         async with (
             open_api(api, CurrentLearner(), seen.feed.message, seen) as address,
@@ -138,6 +142,15 @@ async def test_the_node_says_what_its_description_promises(tmp_path: Path) -> No
         assert peer["peer"] == HOSTILE
         status = await node.get("status")
         assert (status["state"], status["round"], status["model"]) == ("training", 1, "tiny")
+
+
+async def test_a_relay_says_that_it_is_one(tmp_path: Path) -> None:
+    async with serving(tmp_path, relay=True) as node:
+        node.feed.started(info())
+        assert (await node.get("status"))["state"] == "relaying"
+        assert (await node.get("rollouts"))["rollouts"] == []
+        for name in ("pause", "resume", "checkpoint"):
+            assert (await node.post(name, 409))["error"]["code"] == "relay"
 
 
 def test_the_reference_is_the_one_that_the_code_makes() -> None:

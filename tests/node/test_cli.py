@@ -94,8 +94,7 @@ def test_without_a_command_it_says_what_it_can_do(tmp_path: Path) -> None:
 
 
 def test_the_shell_completes_commands(tmp_path: Path) -> None:
-    asked = {"_SWARMNODE_COMPLETE": "complete_bash", "COMP_WORDS": "swarmnode st", "COMP_CWORD": "1"}
-    result = swarmnode(cwd=tmp_path, **asked)
+    result = swarmnode(cwd=tmp_path, _SWARMNODE_COMPLETE="complete_bash", COMP_WORDS="swarmnode st", COMP_CWORD="1")
     assert (result.stdout.split(), result.stderr) == (["start", "status", "stop"], "")
 
 

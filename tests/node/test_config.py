@@ -257,6 +257,16 @@ def test_every_setting_is_explained() -> None:
     assert unexplained(Config, "") == []
 
 
+def test_a_relay_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"node\.relay and sharing\.silo"):
+        load([parse_flag("node.relay=true"), parse_flag("sharing.silo=true")], environ={})
+
+
+def test_a_node_that_does_not_train_starts_no_further_ranks() -> None:
+    config = load([parse_flag("training.train=false"), parse_flag("training.ranks=4")], environ={}).config
+    assert config.learner_settings().training.ranks == 1
+
+
 def test_the_reference_in_docs_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == markdown(), (
         "run `swarmnode config --reference > docs/configuration.md`"

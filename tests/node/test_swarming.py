@@ -14,7 +14,7 @@ from node.datadir import DataDir
 from node.errors import NodeError
 from node.identity import Identity
 from node.reach import dialable, own_ips, scope_of
-from node.snapshot import Lag, PeerRow, Snapshot
+from node.snapshot import Contribution, Lag, PeerRow, Snapshot
 from node.status import print_status
 from p2p.ids import peer_id_of
 
@@ -45,12 +45,13 @@ def tell(data: DataDir, *addresses: str, age: float = 0.0, swarm: str = "main") 
         groups=130,
         admitted=118,
         rejected={"wrong_prompt": 2, "rate": 1},
+        contribution=Contribution(sent=48, admitted=40, admitted_by=1, trained=31, trained_by=1),
         lag_ms=Lag(p50=0.5, p99=12.0, max=30.0),
         peers=[
             PeerRow(peer=FOE, score=-100.0, banned_seconds=540.0, batches=3, rejected={"wrong_prompt": 2, "rate": 1}),
             PeerRow(
                 peer=FRIEND, address="/ip4/192.0.2.7/tcp/4747", connected=True, in_mesh=True, score=20.0, batches=37,
-                groups=118,
+                groups=118, ours_admitted=40, ours_trained=31,
             ),
         ],
     )  # fmt: skip
@@ -99,7 +100,17 @@ def test_the_peers_are_told_with_what_came_of_them(running: DataDir, capsys: pyt
     print_peers(running.path, as_json=False)
     head, _, friend, foe = capsys.readouterr().out.splitlines()
     assert "2 nodes known, 1 connected" in head
-    assert friend.split() == [FRIEND[-8:], "connected", "yes", "20.0", "37", "118", "/ip4/192.0.2.7/tcp/4747", "-"]
+    assert friend.split() == [
+        FRIEND[-8:],
+        "connected",
+        "yes",
+        "20.0",
+        "37",
+        "118",
+        "31",
+        "/ip4/192.0.2.7/tcp/4747",
+        "-",
+    ]
     assert foe.split()[:4] == [FOE[-8:], "banned", "9", "min"]
     assert foe.endswith("wrong_prompt 2, rate 1")
     print_peers(running.path, as_json=True)
@@ -138,6 +149,7 @@ def test_status_shows_the_swarm_while_the_node_runs(running: DataDir, capsys: py
         f"/ip4/192.0.2.1/tcp/4747/p2p/{ME}",
         "12 sent, 40 received",
         "130 received, 118 admitted",
+        "48 groups sent; peers say: trained on 31 times by 1 of them, admitted 40 times by 1",
         "3 (rate 1, wrong_prompt 2)",
         "12.0 ms p99",
     ):

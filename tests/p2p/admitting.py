@@ -8,6 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from p2p.admission import Admission
+from p2p.contribution import Contribution
 from p2p.reasons import Reason
 from p2p.reputation import Reputation
 from p2p.settings import AdmissionSettings
@@ -41,6 +42,7 @@ class Node:
         self.said: list[str] = []
         time = clock or trio.current_time
         self.reputation = Reputation(None, self.bans.append, self.now, clock=time)
+        self.contribution = Contribution(None, OWN)
         self.admission = Admission(
             settings or AdmissionSettings(),
             "main",
@@ -54,6 +56,7 @@ class Node:
             time,
             on_accepted=self.accepted.append,
             own_task=own_task,
+            contribution=self.contribution,
             say=lambda level, text: self.said.append(text),
         )
 

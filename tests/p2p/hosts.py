@@ -13,7 +13,7 @@ from p2p.host import HostSettings, open_host
 from p2p.host.host import Host
 from p2p.transport import Verdict
 
-TOPIC = "/swarmnode/1/test/rollouts/0"
+TOPIC = "/swarmnode/2/test/rollouts/0"
 
 
 class Watcher:

@@ -35,7 +35,7 @@ HOSTILE = {
     "nested": (forge(b"\x91" * 2**20 + b"\xc0", key(1)), Reason.DECODE),
     "10,000 groups": (forge(tree() | {"groups": tree()["groups"] * 10_000}, key(1)), Reason.SCHEMA),
     "of another swarm": (seal(key(1), batch(swarm="other")).data, Reason.WRONG_SWARM),
-    "of another version": (b"\x94\x02" + sealed(1)[2:], Reason.VERSION),
+    "of another version": (b"\x94\x01" + sealed(1)[2:], Reason.VERSION),
 }
 
 

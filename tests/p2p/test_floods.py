@@ -139,7 +139,7 @@ async def test_storms_of_control_messages_cost_their_sender() -> None:
         assert b.host.peer_id not in dict(a.watcher.offences)
 
 
-@pytest.mark.parametrize("topic", [TOPIC, "/swarmnode/1/elsewhere/rollouts/0"])
+@pytest.mark.parametrize("topic", [TOPIC, "/swarmnode/2/elsewhere/rollouts/0"])
 async def test_a_flood_of_messages_that_are_of_no_use_costs_its_sender(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def test_the_own_shard_comes_first_and_all_shards_are_heard_by_as_many() -> None
             listeners[shard] += 1
     assert min(listeners.values()) > 0
     assert sorted(shards_heard(peer(1), 4, 9)) == [0, 1, 2, 3]
-    assert topic_of("main", 3) == "/swarmnode/1/main/rollouts/3"
+    assert topic_of("main", 3) == "/swarmnode/2/main/rollouts/3"
 
 
 async def test_a_node_hears_its_shards_only(nursery: trio.Nursery, autojump_clock: MockClock) -> None:

@@ -48,7 +48,12 @@ class Node:
     """What one swarm is opened with."""
 
     def __init__(
-        self, network: MemoryNetwork, number: int, join: Sequence["Node"] = (), directory: Path | None = None
+        self,
+        network: MemoryNetwork,
+        number: int,
+        join: Sequence["Node"] = (),
+        directory: Path | None = None,
+        relay: bool = False,
     ) -> None:
         self.network = network
         self.number = number
@@ -57,6 +62,7 @@ class Node:
         self.said: list[tuple[str, str]] = []
         self.join = [address for node in join for address in node.transport.addresses()]
         self.directory = directory
+        self.relay = relay
         self.transport: MemoryTransport
         self.swarm: Swarm
 
@@ -74,12 +80,13 @@ class Node:
             key(self.number),
             NetworkSettings(join=self.join),
             AdmissionSettings(),
-            FakeTasks(),
-            self.pool,
+            None if self.relay else FakeTasks(),
+            None if self.relay else self.pool,
             round=lambda: 7,
             model="tiny",
             say=lambda level, text: self.said.append((level, text)),
             reputation_path=self.directory and self.directory / "reputation.json",
+            contribution_path=self.directory and self.directory / "contribution.json",
             peers_path=self.directory and self.directory / "peers.json",
         )
 
@@ -127,6 +134,40 @@ async def test_two_nodes_share_what_they_sampled(nursery: trio.Nursery, autojump
         assert row.score > 0
         assert row.rejected == {}
         assert json.loads(json.dumps(dataclasses.asdict(status)))["peer_id"] == first.peer
+
+
+async def test_a_relay_passes_on_what_others_send_and_keeps_it_for_those_who_missed_it(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    network = MemoryNetwork(nursery)
+    relay = Node(network, 9, relay=True)
+    one, other, late = (Node(network, number) for number in (1, 2, 3))
+    async with AsyncExitStack() as stack:
+        relay.swarm = await stack.enter_async_context(relay.opened())
+        for node in (one, other, late):
+            node.join = relay.transport.addresses()
+        # Those behind it never reach each other.
+        for pair in ((one, other), (one, late), (other, late)):
+            network.cut(*(node.peer for node in pair))
+        for node in (one, other):
+            node.swarm = await stack.enter_async_context(node.opened())
+            await connected(node)
+        await trio.sleep(30)
+        for number in range(40):
+            await one.swarm.share(groups(5 * number, 5), number)
+            await trio.sleep(1)
+        assert other.got(one) == 200
+        late.swarm = await stack.enter_async_context(late.opened())
+        await trio.sleep(30)
+        assert late.got(one) == 200
+        status = relay.swarm.status()
+        assert (status.received, status.held, status.waiting, status.rejected) == (40, 40, 0, {})
+        # What everybody checks, it checks: a flood gets no further, and garbage bans.
+        cheat = network.join(peer(8), Log())
+        await cheat.connect(relay.transport.addresses()[0])
+        for number in range(20):
+            await cheat.publish(topic_of("main", 0), b"garbage %d" % number)
+        assert cheat.peer_id in relay.transport.blocked
 
 
 async def test_it_says_once_that_it_is_alone_and_once_that_it_is_not(

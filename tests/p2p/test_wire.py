@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from p2p.ids import peer_id_of, public_key_of, short
 from p2p.reasons import Reason
-from p2p.schema import MAX_CONFIG, MAX_GROUPS
-from p2p.wire import MAX_ENVELOPE, Batch, WireError, WireGroup, open_envelope, seal, seal_round
+from p2p.schema import MAX_CONFIG, MAX_GROUPS, MAX_USES
+from p2p.wire import MAX_ENVELOPE, Batch, Use, WireError, WireGroup, open_envelope, seal, seal_round
 from rl.rollouts import MAX_GROUP, Completion, RolloutGroup
 from tests.p2p.forging import NOW, batch, forge, group, key, peer, tree
 from verifiers.base import MAX_SEED, Task, TaskRef
@@ -30,6 +31,13 @@ GROUPS = st.builds(
     st.lists(COMPLETIONS, min_size=2, max_size=4).map(tuple),
     NUMBERS,
 )
+USES = st.builds(Use, st.integers(1, 99).map(peer), NUMBERS, NUMBERS)
+
+
+def in_order(uses: list[Use]) -> tuple[Use, ...]:
+    return tuple(sorted(uses, key=lambda use: public_key_of(use.peer)))
+
+
 BATCHES = st.builds(
     Batch,
     st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True),
@@ -38,6 +46,7 @@ BATCHES = st.builds(
     NUMBERS,
     NAMES,
     st.lists(GROUPS, min_size=1, max_size=3).map(tuple),
+    st.lists(USES, max_size=3, unique_by=lambda use: use.peer).map(in_order),
 )
 BRIEFLY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -203,6 +212,23 @@ def test_a_group_that_fits_nowhere_is_left_out_and_said() -> None:
     )
     assert [one.ref.index for e in envelopes for one in e.batch.groups] == [0, 3]
     assert lost == [1, 2]
+
+
+def test_uses_travel_once_and_cost_no_group() -> None:
+    uses = in_order([Use(peer(number), number, number) for number in range(1, MAX_USES + 1)])
+    noise, small = os.urandom(2**18).hex(), rollouts(1, "x")[0]
+
+    def sent(groups: list[RolloutGroup]) -> list[Batch]:
+        numbers = itertools.count()
+        sealed = seal_round(key(1), "main", 9, "tiny", groups, lambda: next(numbers), NOW, uses=uses)
+        return [envelope.batch for envelope in sealed]
+
+    (whole,) = sent([small])
+    assert whole.uses == uses
+    # Hexadecimal digits are half a byte each when compressed: this leaves about a kilobyte for all else.
+    halves = tuple(Completion(noise[place : place + 228_000], True) for place in (0, 228_000))
+    full = replace(small, completions=halves)
+    assert [(len(one.groups), one.uses) for one in sent([full, small])] == [(1, ()), (1, uses)]
 
 
 def test_a_peer_id_holds_its_key() -> None:

@@ -108,8 +108,8 @@ def reordered(content: Tree) -> Tree:
 def doubled() -> bytes:
     plain = encode_batch(batch())
     name, value = msgpack.packb("round"), msgpack.packb(5)
-    assert plain[:1] == b"\x86"
-    return b"\x87" + plain[1:].replace(name + value, (name + value) * 2, 1)
+    assert plain[:1] == b"\x87"
+    return b"\x88" + plain[1:].replace(name + value, (name + value) * 2, 1)
 
 
 def wide(name: str, number: int) -> bytes:
@@ -195,7 +195,7 @@ def parts() -> list[Any]:
     return opened
 
 
-@pytest.mark.parametrize("version", [0, 2, 127])
+@pytest.mark.parametrize("version", [0, 1, 127])
 def test_another_version_is_told_apart_from_garbage(version: int) -> None:
     assert refused(msgpack.packb([version, *parts()[1:]])) == Reason.VERSION
     assert refused(msgpack.packb([version])) == Reason.VERSION
@@ -222,9 +222,9 @@ def test_another_frame_is_refused(change: Callable[[list[Any]], Any]) -> None:
 
 def test_a_frame_has_one_spelling() -> None:
     whole = seal(key(1), batch()).data
-    assert whole[:2] == b"\x94\x01"
+    assert whole[:2] == b"\x94\x02"
     assert refused(b"\xdc\x00\x04" + whole[1:]) == Reason.DECODE
-    assert refused(b"\x94\xcc\x01" + whole[2:]) == Reason.DECODE
+    assert refused(b"\x94\xcc\x02" + whole[2:]) == Reason.DECODE
     assert refused(b"") == Reason.DECODE
 
 

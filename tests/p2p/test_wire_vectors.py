@@ -37,7 +37,7 @@ def test_good_envelopes_open_and_are_made_alike(name: str) -> None:
     signed = bytes.fromhex(VECTORS["signed_prefix"]) + vector["payload"]
     assert KEY.sign(signed) == vector["signature"]
     public = bytes.fromhex(VECTORS["public_key"])
-    assert vector["envelope"] == msgpack.packb([1, public, vector["payload"], vector["signature"]])
+    assert vector["envelope"] == msgpack.packb([2, public, vector["payload"], vector["signature"]])
     assert vector["id"] == hashlib.sha256(bytes.fromhex(VECTORS["id_prefix"]) + public + vector["canonical"]).digest()
     # Another zlib may compress to other bytes; the id stays.
     assert seal(KEY, opened.batch).id == opened.id

@@ -15,7 +15,7 @@ import msgpack
 
 from p2p.gossip import shard_of
 from p2p.reasons import Reason
-from p2p.wire import IDENTIFIED, SIGNED, Batch, Envelope, WireError, WireGroup, encode_batch, open_envelope, seal
+from p2p.wire import IDENTIFIED, SIGNED, Batch, Envelope, Use, WireError, WireGroup, encode_batch, open_envelope, seal
 from rl.rollouts import Completion
 from tests.p2p.forging import forge, frame, key, peer, tree
 from verifiers.base import MAX_SEED, TaskRef
@@ -39,7 +39,8 @@ def edges() -> Batch:
         Completion("x" * 300, True, logprobs=(0.0, -1.25, -100.0)),
     )
     groups = (WireGroup(task, "?", answers, 2**32), replace(plain().groups[0], policy_step=2**16))
-    return Batch("a.swarm-of_2", MAX_SEED, 0.0, 255, "an organisation/a model", groups)
+    uses = tuple(Use(peer(number), 3 * number, MAX_SEED) for number in (2, 3, 4))
+    return Batch("a.swarm-of_2", MAX_SEED, 0.0, 255, "an organisation/a model", groups, uses)
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -51,6 +52,10 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> bytes:
 def _answer(content: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = content["groups"][0]["completions"][0]
     return answer
+
+
+def _use(end: bytes) -> dict[str, Any]:
+    return {"key": bytes(31) + end, "admitted": 2, "trained": 1}
 
 
 def bad() -> dict[str, bytes]:
@@ -65,9 +70,9 @@ def bad() -> dict[str, bytes]:
         "empty": b"",
         "cut short": good[:-1],
         "one byte too many": good + b"\0",
-        "version 2": b"\x94\x02" + good[2:],
+        "version 1": b"\x94\x01" + good[2:],
         "frame with a long array head": b"\xdc\0\x04" + good[1:],
-        "frame with a long version": b"\x94\xcc\x01" + good[2:],
+        "frame with a long version": b"\x94\xcc\x02" + good[2:],
         "signature of zeros": bytes(msgpack.packb([version, public, payload, bytes(64)])),
         "another key": bytes(msgpack.packb([version, other, payload, signature])),
         "one bit of the payload": good.replace(payload, payload[:-1] + bytes([payload[-1] ^ 1])),
@@ -78,7 +83,7 @@ def bad() -> dict[str, bytes]:
         "two compressed streams": frame(stream + stream),
         "3 MiB of zeros": frame(zlib.compress(bytes(3 * 2**20), 9)),
         "nested 100 deep": forge(b"\x91" * 100 + b"\xc0"),
-        "a key twice": forge(b"\x87" + spelled[1:].replace(b"\xa5round\0", b"\xa5round\0\xa5round\0", 1)),
+        "a key twice": forge(b"\x88" + spelled[1:].replace(b"\xa5round\0", b"\xa5round\0\xa5round\0", 1)),
         "a number in too many bytes": forge(spelled.replace(b"\xa5round\0", b"\xa5round\xcc\0", 1)),
         "keys in another order": forge(dict(reversed(tree(plain()).items()))),
         "invalid UTF-8": forge(spelled.replace(b"tiny", b"tin\xff", 1)),
@@ -98,6 +103,10 @@ def bad() -> dict[str, bytes]:
         "65 completions": _changed(lambda content: content["groups"][0].update(completions=[_answer(content)] * 65)),
         "a NaN": _changed(lambda content: _answer(content).update(logprobs=struct.pack(">f", float("nan")))),
         "an infinity": _changed(lambda content: _answer(content).update(logprobs=struct.pack(">f", float("-inf")))),
+        "uses in another order": _changed(lambda content: content.update(uses=[_use(b"\1"), _use(b"\0")])),
+        "uses of one node twice": _changed(lambda content: content.update(uses=[_use(b"\0")] * 2)),
+        "uses of 65 nodes": _changed(lambda content: content.update(uses=[_use(bytes([n])) for n in range(65)])),
+        "a public key of 31 bytes": _changed(lambda content: content.update(uses=[_use(b"")])),
         "log-probs of five bytes": _changed(lambda content: _answer(content).update(logprobs=bytes(5))),
     }
 
@@ -126,7 +135,7 @@ def shown(envelope: Envelope) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """With log-probs as hexadecimal text, which JSON has no bytes for."""
+    """With log-probs and keys as hexadecimal text, which JSON has no bytes for."""
     if isinstance(value, dict):
         return {name: _json(item) for name, item in value.items()}
     if isinstance(value, list):

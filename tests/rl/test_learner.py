@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl import weights
-from rl.errors import CheckpointError, ModelError
+from rl.errors import CheckpointError, ModelError, TrainingError
 from rl.learner import MIN_EXTERNAL_TOKENS, Learner
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup
 from tests.rl.learning import MakeLearner, same, scored, state_of
@@ -199,6 +199,30 @@ def test_another_models_checkpoint_is_refused(make_learner: MakeLearner, tmp_pat
     (tmp_path / "policy.json").write_text(json.dumps({**state, "model": "someone/else"}))
     with pytest.raises(CheckpointError, match="someone/else"):
         learner.load(tmp_path)
+
+
+def test_a_learner_that_does_not_train_samples_and_hands_on_what_it_was_given(
+    make_learner: MakeLearner, tasks: list[Task], tmp_path: Path
+) -> None:
+    trained, idle = make_learner(), make_learner(training={"train": False})
+    train(trained, tasks, range(2))
+    (tmp_path / "first").mkdir()
+    trained.save(tmp_path / "first")
+    idle.load(tmp_path / "first")
+    groups = idle.generate(tasks, Sampling(4, 8), 3)
+    assert groups == trained.generate(tasks, Sampling(4, 8), 3)
+    with pytest.raises(TrainingError, match=r"training\.train"):
+        idle.update([scored(group, [1, 0, 0, 1]) for group in groups], 4)
+    (tmp_path / "second").mkdir()
+    idle.save(tmp_path / "second")
+    again = make_learner()
+    again.load(tmp_path / "second")
+    assert same(state_of(again), state_of(trained))
+    # One that has never trained is where training may begin.
+    (tmp_path / "new").mkdir()
+    make_learner(training={"train": False}).save(tmp_path / "new")
+    again.load(tmp_path / "new")
+    assert same(state_of(again), state_of(make_learner()))
 
 
 @pytest.mark.parametrize("name", ["adapter_model.safetensors", "optimizer.pt", "policy.json"])

@@ -40,6 +40,7 @@ class Surroundings:
         self.others: dict[int, ScoredGroup] = {}
         self.asked: list[tuple[int, int]] = []
         self.unusable: set[int] = set()
+        self.used_before: set[int] = set()
         self.settled: list[tuple[set[int], set[int], int]] = []
         self.too_long: set[int] = set()
         self.checked: list[ScoredGroup] = []
@@ -57,7 +58,9 @@ class Surroundings:
     async def candidates(self, since: int, reuse: int) -> list[Candidate]:
         self.asked.append((since, reuse))
         return [
-            Candidate(key, one.origin, one.round, "sum", len(one.rewards), one.mean_reward, 0)
+            Candidate(
+                key, one.origin, one.round, "sum", len(one.rewards), one.mean_reward, int(key in self.used_before)
+            )
             for key, one in self.others.items()
             if key not in self.unusable
         ]
@@ -195,9 +198,31 @@ async def test_what_the_gate_refused_does_not_come_again() -> None:
     result = await sapo.round(1)
     assert len(result.external) == 4
     assert around.settled == [({0, 1, 2, 3}, set(), 1), (set(), {1, 3}, 1)]
+    assert result.first_used == {"a": 1, "c": 1}, "what was refused was not trained on"
     again = await sapo.round(2)
     assert {group.group.task.ref.index for group in again.external} == {0, 2}
     assert around.settled[2:] == [({0, 2}, set(), 2)]
+
+
+async def test_a_group_is_first_used_once() -> None:
+    around = Surroundings()
+    around.receive(*"aabc")
+    around.used_before = {1, 2}
+    result = await around.sapo(reuse=2).round(1)
+    assert result.first_used == {"a": 1, "c": 1}
+    around.diverges = True
+    assert (await around.sapo(reuse=2).round(2)).first_used == {}, "a step that failed used nothing"
+
+
+async def test_a_node_that_does_not_train_samples_scores_and_shares() -> None:
+    around = Surroundings()
+    around.receive(*"abcd")
+    result = await around.sapo(train=False).round(7)
+    assert around.pooled == list(result.local)
+    assert around.shared == [(list(result.local), 7)]
+    assert around.phases == ["draw", "generate", "score", "share"]
+    assert (result.external, result.stats, result.problem, result.first_used) == ((), None, "", {})
+    assert (around.trained, around.asked, around.settled) == ([], [], [])
 
 
 async def test_a_step_that_failed_refuses_nothing() -> None:

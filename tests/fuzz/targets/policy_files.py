@@ -24,6 +24,7 @@ WEIGHTS = SimpleNamespace(_peft=True, names=["a.weight"], masters=[MASTER])
 POLICY = SimpleNamespace(
     resolved=SimpleNamespace(identity="tiny"),
     weights=SimpleNamespace(read=lambda directory: Weights.read(cast(Weights, WEIGHTS), directory)),
+    trains=True,
     optimizer=make_adamw([MASTER], (0.9, 0.999)),
 )
 
