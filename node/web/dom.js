@@ -27,8 +27,8 @@ export function setText(id, text) {
   if (node.textContent !== String(text)) node.textContent = text;
 }
 
-/** The end of a peer id, which is what tells one from another. */
-export const short = (peer) => peer.slice(-8);
+/** The end of a peer id, which is what tells one from another. Whatever else groups come from has a name with a colon. */
+export const short = (peer) => (peer.includes(":") ? peer : peer.slice(-8));
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 

@@ -214,6 +214,25 @@ async def test_a_server_that_is_slow_endless_or_away_ends_in_no_answer() -> None
             await source.answer(TASK, 0)
 
 
+async def test_a_server_that_drips_is_cut_off() -> None:
+    async def drip(stream: trio.SocketStream) -> None:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(b"HTTP/1.1 200 X\r\ncontent-length: 1000000\r\n\r\n")
+            while True:
+                await stream.send_all(b" ")
+                await trio.sleep(0.01)
+
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, drip, [listener])
+            url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/v1"
+            async with open_remote(remote(url, 0.2), {}) as source:
+                with pytest.raises(NoAnswer, match="--timeout"):
+                    await source.answer(TASK, 0)
+            nursery.cancel_scope.cancel()
+
+
 def test_a_key_goes_into_no_url_and_unencrypted_to_no_other_machine() -> None:
     environ = {"OPENAI_API_KEY": KEY}
     for url in ("http://192.0.2.1/v1", "http://example.org/v1", "http://localhost.example.org"):
