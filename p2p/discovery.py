@@ -219,7 +219,7 @@ class Finder:
         elif self._alone_since is None:
             self._alone_since = time_now
         elif not self._said_alone and time_now - self._alone_since >= ALONE_SECONDS:
-            self._say("info", "no other node is reachable: this one trains alone, and keeps looking")
+            self._say("info", "no other node is reachable: this one goes on alone, and keeps looking")
             self._said_alone = True
 
     def _dial_due(self, nursery: trio.Nursery) -> None:

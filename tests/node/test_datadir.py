@@ -93,7 +93,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 
 
 def test_what_killed_writers_left_is_swept_away_at_the_next_start(tmp_path: Path) -> None:
-    mine = (".identity.key.a1b2c3d4", ".config.toml.zzzzzzzz", ".peers.json._x0_x0_x", ".reputation.json.12345678")
+    mine = (
+        ".identity.key.a1b2c3d4",
+        ".config.toml.zzzzzzzz",
+        ".peers.json._x0_x0_x",
+        ".reputation.json.12345678",
+        ".contribution.json.87654321",
+    )
     others = (".evaluation.json.a1b2c3d4", ".config.toml.swp", "identity.key", "peers.json.damaged", ".x.12345678")
     for name in (*mine, *others):
         (tmp_path / name).touch()

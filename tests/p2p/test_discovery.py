@@ -144,7 +144,7 @@ async def test_an_address_to_join_is_tried_for_ever_but_less_often_and_said_once
         await trio.sleep(80)
         assert peer(1) in case.net.open
     assert sum("does not answer" in text for text in case.said) == 1
-    assert sum("trains alone" in text for text in case.said) == 1
+    assert sum("goes on alone" in text for text in case.said) == 1
     assert case.said[-1] == "info: no longer alone: 1 connected"
 
 
