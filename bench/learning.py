@@ -106,7 +106,7 @@ def finish(figure: Any, axes: Any, path: Path) -> None:
     axes.set_ylim(0, None)
     axes.grid(color="#e5e7eb", lw=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=10, loc="upper left")
+    axes.legend(frameon=False, fontsize=10, loc="best")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

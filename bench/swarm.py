@@ -4,8 +4,9 @@ Swarms of eight tiny policies in one process (`bench.sim`), under the product's 
 advantage and loss. Every number is about a node's own rollouts or about held-out prompts; what others send never counts
 as reward. Runs are kept in the output directory: what was interrupted goes on with the same command.
 
-The section `headline` takes half an hour on two cores, six minutes of it for the first policies, and all together twice
-that and more. Ctrl-C loses only the runs in hand.
+The section `headline` takes half an hour on two free cores, six minutes of it for the first policies, and all together
+twice that: the others have one seed each, and docs/LOG.md says how many its figures have (`--seeds`). Ctrl-C loses only the
+runs in hand.
 """
 
 import argparse
@@ -45,19 +46,20 @@ from bench.tiny_vocab import build_tokenizer
 
 OUT = Path("runs/swarm")
 
-SECTIONS: dict[str, Callable[[], list[Section]]] = {
-    "headline": lambda: [headline(15, 3)],
-    "long": lambda: [long_run(3)],
-    "regimes": lambda: regimes(3),
-    "strategies": lambda: [strategies(2)],
-    "hostile": lambda: hostile({"default": 3, "4/4": 1}),
-    "asynchrony": lambda: asynchrony(2),
-    "sizes": lambda: sizes(2),
+SECTIONS: dict[str, Callable[[int], list[Section]]] = {
+    "headline": lambda _: [headline(15, 3)],
+    "long": lambda seeds: [long_run(seeds)],
+    "regimes": regimes,
+    "strategies": lambda seeds: [strategies(seeds)],
+    "hostile": lambda seeds: hostile({"default": seeds, "4/4": 1}),
+    "asynchrony": asynchrony,
+    "sizes": sizes,
 }
+"""What makes each, of how many seeds. The headline has its own number."""
 
-TUNE: dict[str, Callable[[], list[Section]]] = {
-    "tune": lambda: [tuning(list(CONFIGURATIONS), SHORT)],
-    "tune-long": lambda: [tuning(MAIN, LONG)],
+TUNE: dict[str, Callable[[int], list[Section]]] = {
+    "tune": lambda _: [tuning(list(CONFIGURATIONS), SHORT)],
+    "tune-long": lambda _: [tuning(MAIN, LONG)],
 }
 
 
@@ -94,14 +96,15 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one seed of the headline's main rows, in three minutes")
     parser.add_argument("--out", type=Path, default=OUT, help="where runs, tables and plots are kept")
     parser.add_argument("--json", type=Path, help="{configuration: [cumulative reward a seed]} of the first table")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of a row in all sections but the headline")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="runs at a time, a core each")
     parser.add_argument("--export", type=Path, metavar="DIR", help="only write models and tasks for bench.testnet")
     arguments = parser.parse_args()
     unknown = set(arguments.sections) - {*SECTIONS, *TUNE}
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join([*SECTIONS, *TUNE])}")
-    if arguments.workers < 1:
-        parser.error("--workers must be at least 1")
+    if min(arguments.workers, arguments.seeds) < 1:
+        parser.error("--workers and --seeds must be at least 1")
     if importlib.util.find_spec("matplotlib") is None:
         parser.error("the plots take matplotlib: pip install -e '.[bench]'")
     if arguments.export:
@@ -111,7 +114,7 @@ def main() -> None:
         parser.error("--smoke is a section of its own")
     named = arguments.sections or list(SECTIONS)
     known = SECTIONS | TUNE
-    chosen = [smoke()] if arguments.smoke else [section for name in named for section in known[name]()]
+    chosen = [smoke()] if arguments.smoke else [section for name in named for section in known[name](arguments.seeds)]
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -41,7 +41,7 @@ from node.config_sources import RECIPES
 from node.errors import NodeError
 
 LR = 2e-4
-"""Of the tiny model on its own tasks, for 100 to 300 rounds (`node/recipes/tiny.toml`)."""
+"""Of the tiny model on its own tasks: the fastest of those tried alone (docs/LOG.md), with a rate that stays."""
 LR_FILES = 4e-4
 """Of the smaller models of the simulation."""
 NEW_TOKENS_FILES = 8
