@@ -5,8 +5,8 @@ advantage and loss. Every number is about a node's own rollouts or about held-ou
 as reward. Runs are kept in the output directory: what was interrupted goes on with the same command.
 
 The section `headline` takes half an hour on two free cores, six minutes of it for the first policies, and all together
-twice that: the others have one seed each, and docs/LOG.md says how many its figures have (`--seeds`). Ctrl-C loses only the
-runs in hand.
+twice that: the others have one seed each, and docs/LOG.md says how many its figures have (`--seeds`). Ctrl-C loses only
+the runs in hand.
 """
 
 import argparse

@@ -106,7 +106,7 @@ def test_a_killed_learner_with_vllm_inside_is_replaced_and_a_killed_node_leaves_
     node.wait_until(lambda: restarts(node) == 1)
     trace.assert_gone()
     assert "resuming after round" in node.log()
-    # A round is recorded just before its checkpoint: killed between the two, it would be done again without its restart.
+    # A round is recorded just before its checkpoint: killed between the two, it is done again and has no restart then.
     node.wait_for_round(node.rounds()[-1] + 1)
     trace = Trace(learner_of(node).pid)
     node.kill()
