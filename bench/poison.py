@@ -39,6 +39,7 @@ WHAT = {
     "poison": "right answers behind the same three symbols",
     "creeping": "the same, grown from none to three over the run",
     "copies": "what others sent, under the own name",
+    "disguised copies": "the same, each with a wrong answer more",
     "failures": "wrong answers, said to be right half of the time",
 }
 
