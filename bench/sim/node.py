@@ -122,7 +122,7 @@ class Node:
             own = [replace(group, origin=self.name, round=self.rounds) for group in stolen]
             return [disguise(group, self._random) for group in own] if attack.disguised else own
         groups = []
-        for task in await self._stream.draw(self._plan.local) if attack.answers else ():
+        for task in await self._stream.draw(attack.times * self._plan.local) if attack.answers else ():
             assert attack.answers is not None
             answers = attack.answers(task, self.rounds / self._plan.rounds, self._random)
             claimed = [reward for _, reward in answers]
