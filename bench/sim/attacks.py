@@ -22,8 +22,8 @@ Answers = list[tuple[str, float]]
 class Attack:
     """`answers` makes a group for a task; `share` from 0 to 1 is how much of the run is over. None sends nothing.
 
-    There are `times` as many groups as an honest node has. `copies` sends what others sent a round before instead, under the own name; if they are `disguised`, with a wrong
-    answer more, so that no two groups are the same.
+    There are `times` as many groups as an honest node has. `copies` sends what others sent a round before instead,
+    under the own name; if they are `disguised`, with a wrong answer more, so that no two groups are the same.
     """
 
     answers: Callable[[Task, float, Random], Answers] | None = None
