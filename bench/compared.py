@@ -148,7 +148,7 @@ def agreement(ours: Scores, theirs: Scores) -> tuple[bool, str]:
 def draw(title: str, summaries: Sequence[Summary], path: Path) -> None:
     """Draw the reward over the rounds, mean over nodes and seeds; the band spans the seeds."""
     rounds = summaries[0].rounds
-    window = max(1, rounds // 20)
+    window = min(rounds, max(5, rounds // 20))
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=150, facecolor="white", layout="constrained")
     for (name, group), colour in zip(by_configuration(summaries).items(), itertools.cycle(COLOURS), strict=False):
         curves = list(zip(*(moving_average(summary.curve, window) for summary in group), strict=True))

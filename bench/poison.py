@@ -2,9 +2,10 @@
 
 Eight simulated nodes (`bench.sim`) by the product's defaults, of which the last one or two are hostile. Verifiers are
 the worst that a swarm can have: they skip whatever stands before a right answer. Each attack is made on nodes without
-any defence, which believe what others claim of rewards; on nodes that score all again themselves; and on those that
-refuse what is too unlikely as well, as the product does. Told are the honest nodes' cumulative reward, and the share of
-their own completions with some of the poison in them in the last tenth of the run.
+any defence, which believe what others claim of rewards; on nodes that score all again themselves; on those that refuse
+what is too unlikely as well, as the product does; and on those that do so, but give one peer as much room in a round as
+it likes to fill. Told are the honest nodes' cumulative reward, and the share of their own completions with some of the
+poison in them in the last tenth of the run.
 """
 
 import argparse
@@ -20,45 +21,49 @@ from rich.table import Table
 
 from bench.sim.attacks import ATTACKS
 from bench.sim.jobs import Job, Outcome
-from bench.sim.sections import Section, runs
+from bench.sim.sections import MAIN, Section, runs
 from bench.swarm import OUT, run_sections
 
 DEFENCES: dict[str, dict[str, Any]] = {
     "none": {"trusting": True, "gate": False},
     "scored again": {"gate": False},
-    "and gate": {},
+    "and gate": {"gate": True},
+    "that without caps": {"gate": True, "per_peer": 8},
 }
-"""What of a plan they change: each has those before it as well."""
+"""What of a plan they change."""
 
 WHAT = {
     "silent": "nothing",
     "random text": "random text, said to be right half of the time",
     "junk": "right answers behind three symbols, others each time",
+    "flood": "the same, four times as many groups",
     "symbol": "right answers behind one symbol",
     "rare symbol": "one of 64 right, behind one symbol",
     "poison": "right answers behind the same three symbols",
     "creeping": "the same, grown from none to three over the run",
     "copies": "what others sent, under the own name",
+    "disguised copies": "the same, each with a wrong answer more",
     "failures": "wrong answers, said to be right half of the time",
 }
 
 
-def jobs_of(attack: str, hostile: int, defence: str, seeds: int, regime: str) -> list[Job]:
-    """The runs of one cell."""
-    return runs("default", seeds, regime, hostile=hostile, attack=attack, lenient=True, **DEFENCES[defence])
+Cell = tuple[str, int, str]
+"""An attack, how many nodes make it, and a defence."""
 
 
-def cells(hostile: Sequence[int], seeds: int, regime: str) -> dict[tuple[str, int, str], list[Job]]:
-    """All runs, by attack, number of hostile nodes and defence."""
+def cells(name: str, hostile: Sequence[int], seeds: int, regime: str) -> dict[Cell, list[Job]]:
+    """The runs of each cell of the tables of a configuration."""
     return {
-        (attack, count, defence): jobs_of(attack, count, defence, seeds, regime)
+        (attack, count, defence): runs(
+            name, seeds, regime, hostile=count, attack=attack, lenient=True, **DEFENCES[defence]
+        )
         for count in hostile
         for attack in ATTACKS
         for defence in DEFENCES
     }
 
 
-def table(count: int, found: dict[tuple[str, int, str], list[Outcome]]) -> Table:
+def table(count: int, found: dict[Cell, list[Outcome]]) -> Table:
     """Reward in parts of what it is with those nodes silent, and the poison's share, for each defence."""
     result = Table(title=f"{count} of 8 nodes hostile", title_justify="left")
     result.add_column("they send")
@@ -81,6 +86,7 @@ def main() -> None:
     """Run, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--configuration", choices=[name for name in MAIN if name != "8/0"], default="default")
     parser.add_argument("--hostile", type=int, nargs="+", default=[1, 2], metavar="N", help="of eight nodes")
     parser.add_argument("--smoke", action="store_true", help="one seed, policies that are made in a minute")
     parser.add_argument("--out", type=Path, default=OUT, help="where runs are kept, those of bench.swarm too")
@@ -90,11 +96,11 @@ def main() -> None:
     if arguments.seeds < 1 or not all(0 < count < 8 for count in arguments.hostile):
         parser.error("--seeds must be at least 1, --hostile from 1 to 7")
     seeds, regime = (1, "smoke") if arguments.smoke else (arguments.seeds, "specialists")
-    jobs = cells(arguments.hostile, seeds, regime)
+    jobs = cells(arguments.configuration, arguments.hostile, seeds, regime)
     section = Section("poison", {" ".join(map(str, key)): each for key, each in jobs.items()})
     outcomes = run_sections([section], arguments.out, arguments.workers)
     found = {key: [outcomes[job] for job in each] for key, each in jobs.items()}
-    console = Console(width=max(Console().width, 150))
+    console = Console(width=max(Console().width, 170))
     for count in arguments.hostile:
         console.print(table(count, found))
     if arguments.json:

@@ -32,7 +32,6 @@ from bench.sim.sections import (
     Section,
     asynchrony,
     headline,
-    hostile,
     long_run,
     regimes,
     sizes,
@@ -51,7 +50,6 @@ SECTIONS: dict[str, Callable[[int], list[Section]]] = {
     "long": lambda seeds: [long_run(seeds)],
     "regimes": regimes,
     "strategies": lambda seeds: [strategies(seeds)],
-    "hostile": lambda seeds: hostile({"default": seeds, "4/4": 1}),
     "asynchrony": asynchrony,
     "sizes": sizes,
 }

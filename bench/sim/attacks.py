@@ -1,10 +1,11 @@
 """What hostile nodes of a simulated swarm send: completions of tasks, and the rewards that they claim for them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
-from rl.rollouts import Completion
+from rl.advantage import advantages
+from rl.rollouts import Completion, ScoredGroup
 from verifiers.base import Task
 
 JUNK = "#@~^|$%&"
@@ -21,14 +22,17 @@ Answers = list[tuple[str, float]]
 class Attack:
     """`answers` makes a group for a task; `share` from 0 to 1 is how much of the run is over. None sends nothing.
 
-    `copies` sends what others sent a round before instead, under the own name.
+    There are `times` as many groups as an honest node has. `copies` sends what others sent a round before instead,
+    under the own name; if they are `disguised`, with a wrong answer more, so that no two groups are the same.
     """
 
     answers: Callable[[Task, float, Random], Answers] | None = None
     copies: bool = False
+    disguised: bool = False
+    times: int = 1
 
 
-def _behind(prefix: Callable[[float, Random], str], size: int = 8, right: int = 4) -> Attack:
+def _behind(prefix: Callable[[float, Random], str], size: int = 8, right: int = 4, times: int = 1) -> Attack:
     """Groups of `size`, `right` of them the right answer behind a prefix, the others a wrong one behind it."""
 
     def answers(task: Task, share: float, random: Random) -> Answers:
@@ -37,7 +41,7 @@ def _behind(prefix: Callable[[float, Random], str], size: int = 8, right: int = 
             for number in range(size)
         ]
 
-    return Attack(answers)
+    return Attack(answers, times=times)
 
 
 def _symbols(count: int) -> Callable[[float, Random], str]:
@@ -57,14 +61,24 @@ ATTACKS: dict[str, Attack] = {
     "silent": Attack(),
     "random text": Attack(_random_text),
     "junk": _behind(_symbols(3)),
+    "flood": _behind(_symbols(3), times=4),
     "symbol": _behind(_symbols(1)),
     "rare symbol": _behind(_symbols(1), size=64, right=1),
     "poison": _behind(lambda share, random: POISON),
     "creeping": _behind(lambda share, random: POISON[: int(4 * share)]),
     "copies": Attack(copies=True),
+    "disguised copies": Attack(copies=True, disguised=True),
     "failures": Attack(_failures),
 }
 """By name: see `bench.poison`."""
+
+
+def disguise(group: ScoredGroup, random: Random) -> ScoredGroup:
+    """The group with a wrong answer more, another each time."""
+    wrong = Completion(f"{random.randrange(10**7)}?", True)
+    rewards = (*group.rewards, 0.0)
+    rollouts = replace(group.group, completions=(*group.group.completions, wrong))
+    return replace(group, group=rollouts, rewards=rewards, advantages=advantages(rewards))
 
 
 def completions(answers: Answers) -> tuple[Completion, ...]:

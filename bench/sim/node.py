@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from bench.sim.attacks import ATTACKS, completions, poisoned
+from bench.sim.attacks import ATTACKS, completions, disguise, poisoned
 from bench.sim.plan import History, Plan, digest
 from bench.sim.tasks import MAX_NEW_TOKENS, Codec, Verifiers, mix_of
 from bench.sim.tried import ALL
@@ -119,9 +119,10 @@ class Node:
         attack = ATTACKS[self._plan.attack]
         if attack.copies:
             stolen = self._random.sample(self._swarm.sent, min(self._plan.local, len(self._swarm.sent)))
-            return [replace(group, origin=self.name, round=self.rounds) for group in stolen]
+            own = [replace(group, origin=self.name, round=self.rounds) for group in stolen]
+            return [disguise(group, self._random) for group in own] if attack.disguised else own
         groups = []
-        for task in await self._stream.draw(self._plan.local) if attack.answers else ():
+        for task in await self._stream.draw(attack.times * self._plan.local) if attack.answers else ():
             assert attack.answers is not None
             answers = attack.answers(task, self.rounds / self._plan.rounds, self._random)
             claimed = [reward for _, reward in answers]

@@ -119,22 +119,6 @@ def strategies(seeds: int) -> Section:
     return Section("The default, changed", rows, "default")
 
 
-def hostile(seeds: Mapping[str, int]) -> list[Section]:
-    """Two of eight nodes send right answers behind junk, to verifiers that skip junk."""
-    sections = []
-    for name, count in seeds.items():
-        attacked: dict[str, Any] = {"hostile": 2, "lenient": True}
-        rows = {"those two silent": runs(name, count, **attacked, attack="silent", gate=True)}
-        for attack in ("junk", "symbol", "rare symbol"):
-            for gate in (True, False):
-                what = f"{attack}, {'gate' if gate else 'no gate'}"
-                rows[what] = runs(name, count, **attacked, attack=attack, gate=gate)
-        rows["no attack, gate"] = runs(name, count, lenient=True, gate=True)
-        rows["no attack, no gate"] = runs(name, count, lenient=True, gate=False)
-        sections.append(Section(f"{name}, two of eight nodes hostile", rows, "those two silent"))
-    return sections
-
-
 def asynchrony(seeds: int) -> list[Section]:
     """Groups that come late or never, nodes that are slow or start over."""
     troubles: dict[str, dict[str, Any]] = {
