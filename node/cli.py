@@ -30,7 +30,6 @@ except KeyboardInterrupt:  # most of the time before `main` goes by here
     raise SystemExit(130) from None
 
 from node.errors import NodeError, file_problem
-from verifiers.imports import importing
 
 app = typer.Typer(
     name="swarmnode",
@@ -95,6 +94,9 @@ def start(
         silo=silo or None, log_json=log_json or None, no_tty=no_tty or None,
         join=join or None, listen=listen or None, swarm=swarm, relay=relay or None,
     )  # fmt: skip
+    # Not above: another package may have taken the name `verifiers`, which `main` tells.
+    from verifiers.imports import importing
+
     with importing():
         from node.commands.starting import run_node
 

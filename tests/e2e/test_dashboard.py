@@ -26,6 +26,7 @@ SCREENSHOT = "SWARMNODE_SCREENSHOT"
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
     folder = tmp_path_factory.mktemp("dashboard")
     settings = ("--set", "api.port=0", "--set", "node.name=<b>alice</b>", "--set", "engine.kind=transformers")
+    settings += ("--set", "evaluation.every=2", "--set", "evaluation.tasks=1")
     running = RunningNode(folder / "data", ("--silo", *settings, *QUICK), folder / "log", "tiny", {})
     yield running
     if running.process.poll() is None:
@@ -61,6 +62,7 @@ def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode) -> None:
         seen = int(page.inner_text("#round"))
         wait_for(lambda: int(page.inner_text("#round")) > seen, 60, "for a round to appear")
         page.wait_for_selector("#chart-reward canvas", timeout=60_000)
+        wait_for(lambda: "held out, sampled" in page.inner_text("#chart-reward .u-legend"), 60)
         page.wait_for_selector("#rollouts details", timeout=60_000)
         page.click("#rollouts details summary")
         page.wait_for_selector("#rollouts details[open] pre", timeout=60_000)

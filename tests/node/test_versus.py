@@ -143,9 +143,22 @@ def test_a_checkpoint_of_a_peer_brings_its_model_and_its_adapter(config: Config,
 def test_what_cannot_be_compared_with_is_said(config: Config, tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
-    for path, problem in ((tmp_path / "adapter", "is an adapter alone"), (tmp_path, "holds nothing to compare with")):
+    for path, problem in (
+        (tmp_path / "adapter", "is an adapter alone"),
+        (tmp_path, "holds nothing to compare with"),
+        (tmp_path / "typo", "typo does not exist"),
+    ):
         with pytest.raises(NodeError, match=problem):
             Opponent.at(path, config)
+
+
+def test_a_checkpoint_that_a_node_prunes_meanwhile_is_told(config: Config, tmp_path: Path) -> None:
+    copied = tmp_path / "checkpoint"
+    shutil.copytree(newest(config).path, copied)  # type: ignore[union-attr]
+    opponent = Opponent.at(copied, config)
+    shutil.rmtree(copied)
+    with pytest.raises(NodeError, match="has gone meanwhile"), open_policy(opponent.config, opponent.find):
+        pass
 
 
 def test_differences_are_paired() -> None:
