@@ -1,4 +1,4 @@
-"""Proof that the tests of the defences in docs/security.md test them: each defence is taken out, and its test must fail.
+"""Takes each defence of docs/security.md out, and looks whether the test that is said to need it fails then.
 
 `python -m tests.defences [WORD...]` works through `defences.toml`, or those of its entries that hold one of the words,
 on a copy of the tree, one after another. It says of each whether the test noticed, and ends with status 1 if one did
@@ -63,7 +63,9 @@ def _run(tree: Path, tests: Sequence[str]) -> int:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={_TEST_SECONDS}"]
     environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     with (tree / "pytest.log").open("w") as log:
-        return subprocess.run([*command, *tests], cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+        return subprocess.run(
+            [*command, *tests], cwd=tree, env=environment, stdout=log, stderr=log, check=False
+        ).returncode
 
 
 def _noticed(tree: Path, defence: Defence) -> str:
