@@ -13,9 +13,11 @@ import tempfile
 import tomllib
 import venv
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,11 +68,21 @@ def _copy() -> Iterator[Path]:
 
 def _run(tree: Path, tests: Sequence[str]) -> int:
     """Pytest's exit status. Without caches of bytecode: they tell files apart by size and second."""
-    python = tree.with_name("environment") / "bin" / "python"
+    python = str(tree.with_name("environment") / "bin" / "python")
     command = [python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"--timeout={_TEST_SECONDS}", *tests]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     with (tree / "pytest.log").open("w") as log:
-        return subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+        status = subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False).returncode
+    _end_all(python)
+    return status
+
+
+def _end_all(python: str) -> None:
+    """End what a test has left because the defence that would have ended it was out."""
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [""])[0] == python:
+            with suppress(psutil.Error):
+                process.kill()
 
 
 def _noticed(tree: Path, defence: Defence) -> str:
