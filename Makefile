@@ -47,8 +47,8 @@ TARGETS ?=
 fuzz: $(STAMP)-fuzz
 	$(BIN)/python -m tests.fuzz.drive --seconds $(TIME) $(TARGETS)
 
-# Takes each defence of docs/security.md out, and looks whether its test fails: about a quarter of an hour on an idle machine. DEFENCES="floods
-# rl/pool.py" are those entries of tests/defences.toml that hold one of the words.
+# Takes each defence of docs/security.md out, and looks whether its test fails: a quarter of an hour on an idle machine.
+# DEFENCES="floods rl/pool.py" are those entries of tests/defences.toml that hold one of the words.
 DEFENCES ?=
 
 defences: $(STAMP)-test
