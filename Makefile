@@ -28,7 +28,7 @@ else
 $(error ENGINE is $(ENGINE); it can be auto, vllm or transformers)
 endif
 
-.PHONY: start install test lint fuzz clean again
+.PHONY: start install test lint fuzz defences clean again
 .DEFAULT_GOAL := start
 
 start: $(STAMP)
@@ -46,6 +46,13 @@ TARGETS ?=
 
 fuzz: $(STAMP)-fuzz
 	$(BIN)/python -m tests.fuzz.drive --seconds $(TIME) $(TARGETS)
+
+# Takes each defence of docs/security.md out, and looks whether its test fails: a quarter of an hour on an idle machine.
+# DEFENCES="floods rl/pool.py" are those entries of tests/defences.toml that hold one of the words.
+DEFENCES ?=
+
+defences: $(STAMP)-test
+	$(BIN)/python -m tests.defences $(DEFENCES)
 
 lint: $(STAMP)-test
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import msgpack
 import pytest
 from trio.testing import MockClock
 
+from p2p import admission
 from p2p.reasons import Reason
 from p2p.settings import AdmissionSettings
 from p2p.transport import Verdict
@@ -172,7 +173,12 @@ async def test_a_catch_up_leaves_room_for_what_is_shared_now() -> None:
     assert not node.admission.knows(open_envelope(sealed(19)).id), "it may come again"
 
 
-async def test_two_batches_under_one_number_are_blamed_on_their_signer_once() -> None:
+@pytest.mark.parametrize("copies", [1, 10_000])
+async def test_two_batches_under_one_number_are_blamed_on_their_signer_once(
+    copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when so much came since that their bytes are forgotten: whoever keeps them must not add to it."""
+    monkeypatch.setattr(admission, "_COPIES", copies)
     node = Node(Clock(0.0))
     first, second = (seal(key(2), batch(7, [group(number)])).data for number in (1, 2))
     assert node.send(first, OTHER) is Verdict.ACCEPT

@@ -341,6 +341,15 @@ async def ask(stream: MemoryStream, *frames: bytes) -> list[bytes]:
         return answers
 
 
+async def _given(stream: MemoryStream, id_: bytes) -> bool:
+    """Whether the envelope of this id is sent before the stream ends."""
+    try:
+        await stream.send(get_frame([id_]))
+        return bool(await stream.receive(2**20))
+    except TransportError:
+        return False
+
+
 LIST = list_frame(600, 1, [0])
 
 
@@ -417,6 +426,17 @@ async def test_a_client_gets_so_many_sessions_and_bytes_and_so_much_time(
         await stream.send(get_frame([one.id for one in MADE[:32]]))
         await trio.sleep(20)
         assert len(await ask(stream)) < 32
+
+    # And whoever asks for one at a time, with pauses, when a session is over.
+    await trio.sleep(60)
+    async with client.open(peer(1), PROTOCOL) as stream:
+        await stream.send(LIST)
+        await stream.receive(2**20)
+        given = 0
+        while given < len(MADE) and await _given(stream, MADE[given].id):
+            given += 1
+            await trio.sleep(10)
+        assert 1 <= given <= 7
     assert not node.offences
 
     monkeypatch.setattr(serving, "SESSION_BYTES", len(MADE[0].data) + 10)

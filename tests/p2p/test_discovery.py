@@ -232,6 +232,17 @@ async def test_a_banned_node_a_stranger_and_this_node_are_not_dialled(autojump_c
         assert peer(1) in case.net.open
 
 
+async def test_a_banned_node_that_answers_where_another_was_looked_for_is_let_go(autojump_clock: MockClock) -> None:
+    case = Case(autojump_clock)
+    case.net.up[base(1)] = peer(1)
+    case.banned.add(peer(1))
+    async with case.running(base(1)):
+        await trio.sleep(10)
+        assert case.net.dials
+        assert peer(1) not in case.net.open
+        assert peer(1) not in case.book
+
+
 async def test_what_is_told_is_dialled_and_forgotten_if_it_never_answers(
     autojump_clock: MockClock,
 ) -> None:

@@ -2,10 +2,15 @@
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
+from multiaddr import Multiaddr
 
+from p2p.host.finding import _identified
+from p2p.host.host import Host
 from p2p.host.mdns import addresses_in, run_mdns
 from p2p.host.nat import Reachability, run_upnp, verdict
 from p2p.ids import peer_id_of
@@ -50,6 +55,14 @@ async def test_where_there_is_no_multicast_one_line_says_so(monkeypatch: pytest.
     await run_mdns("test", ONE, addresses(ONE, 1001), print, said)
     assert [level for level, _ in said] == ["info"]
     assert "No such device" in said[0][1]
+
+
+def test_another_machine_s_loopback_addresses_are_not_believed() -> None:
+    told = [Multiaddr(f"{place}/tcp/1") for place in ("/ip4/127.0.0.1", "/ip4/10.0.0.1", "/ip6/::1", "/ip4/127.9.9.9")]
+    store = SimpleNamespace(addrs=lambda peer: told)
+    host = cast(Host, SimpleNamespace(libp2p=SimpleNamespace(get_peerstore=lambda: store)))
+    assert [*_identified(host, ONE, near=False)] == [f"/ip4/10.0.0.1/tcp/1/p2p/{ONE}"]
+    assert len([*_identified(host, ONE, near=True)]) == len(told)
 
 
 def test_a_record_of_another_swarm_or_with_too_much_in_it_is_cut() -> None:

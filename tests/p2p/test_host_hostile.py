@@ -16,7 +16,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_varint_prefixed
 from multiaddr import Multiaddr
 
-from p2p.host import muxer, pubsub, streams, yamux
+from p2p.host import muxer, network, pubsub, streams, yamux
 from p2p.host.settings import PEER_STREAMS
 from p2p.transport import Stream, TransportError, Verdict
 from tests.p2p.hostile import HostilePeer, hostile_peer, peer_bytes
@@ -236,6 +236,32 @@ async def test_a_flood_of_grafts_offers_and_requests_is_answered_within_bounds()
         assert evil.peer_id not in a.host.mesh(TOPIC)
 
 
+async def test_no_more_is_asked_of_a_peer_nor_given_to_it_than_one_heartbeat_can_bear(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pubsub, "HEARTBEAT_SECONDS", 60.0)
+    async with running() as a, hostile_peer() as evil:
+        await a.subscribe()
+        await evil.connect(a.address)
+        await evil.join(TOPIC)
+        await until(lambda: evil.peer_id in a.host.mesh(TOPIC))
+        ids = [os.urandom(40) for _ in range(500)]
+        await evil.control(ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=ids)])
+        await a.host.publish(TOPIC, bytes(200_000))
+        await until(lambda: _copies(evil) == 1)
+        assert sum(len(iwant.messageIDs) for rpc in evil.received for iwant in rpc.control.iwant) == 128
+        (sent,) = [message for rpc in evil.received for message in rpc.publish]
+        await evil.control(iwant=[rpc_pb2.ControlIWant(messageIDs=[sent.from_id + sent.seqno] * 30)])
+        await until(lambda: _copies(evil) >= 20)
+        await a.host.publish(TOPIC, b"the last")
+        await until(lambda: any(message.data == b"the last" for rpc in evil.received for message in rpc.publish))
+        assert _copies(evil) == 1 + 20
+
+
+def _copies(peer: HostilePeer) -> int:
+    return sum(len(message.data) == 200_000 for rpc in peer.received for message in rpc.publish)
+
+
 YAMUX: dict[str, bytes] = {
     "more than the window": (
         _header(0, 1, 9001, 30)
@@ -272,28 +298,42 @@ async def test_a_peer_that_breaks_yamux_loses_its_connection() -> None:
         await _still_fine(a, b)
 
 
+def _connection(node: Node, peer: HostilePeer) -> muxer.Muxer:
+    connections = [c.muxed_conn for each in node.host.network.connections.values() for c in each]
+    (found,) = [each for each in connections if str(each.peer_id) == peer.peer_id]
+    assert isinstance(found, muxer.Muxer)
+    return found
+
+
+async def test_streams_that_agree_on_no_protocol_are_bounded_in_number() -> None:
+    async with running() as a, hostile_peer() as evil:
+        await evil.connect(a.address)
+        await until(lambda: a.host.connections())
+        for number in range(3 * muxer.MAX_INBOUND):
+            await evil.raw_yamux(_header(0, 1, 10_001 + 2 * number, 20) + b"\x13/multistream/1.0.0\n")
+        await trio.sleep(0.2)
+        assert muxer.MAX_INBOUND // 2 < len(_connection(a, evil).streams) <= muxer.MAX_INBOUND + 8
+
+
 async def test_streams_that_nobody_reads_are_bounded_in_number_and_in_bytes() -> None:
     async with running() as a, running() as b, hostile_peer() as evil:
         await meshed(a, b)
-        a.host.serve("/sleep/1", _sleep)
+        for number in range(4):
+            a.host.serve(f"/sleep/{number}", _sleep)
         await evil.connect(a.address)
-        await until(lambda: a.host.connections())
-        (conn,) = [
-            c.muxed_conn
-            for one in a.host.network.connections.values()
-            for c in one
-            if str(c.muxed_conn.peer_id) == evil.peer_id
-        ]
+        await until(lambda: evil.peer_id in [one.peer for one in a.host.connections()])
+        conn = _connection(a, evil)
         tracemalloc.start()
         for number in range(200):
             await evil.raw_yamux(_header(0, 1, 10_001 + 2 * number, 20) + b"\x13/multistream/1.0.0\n")
-            await evil.raw_yamux(_header(0, 0, 10_001 + 2 * number, 10) + b"\x09/sleep/1\n")
+            await evil.raw_yamux(_header(0, 0, 10_001 + 2 * number, 10) + b"\x09/sleep/%d\n" % (number % 4))
         await trio.sleep(0.2)
         assert len(conn.streams) <= muxer.MAX_INBOUND + 8
         for number in range(40):
             if not conn.is_closed:
                 await evil.raw_yamux(_header(0, 0, 10_001 + 2 * number, 200_000) + bytes(200_000))
             await trio.sleep(0.005)
+        await until(lambda: "unread bytes" in dict(a.watcher.offences).get(evil.peer_id, ""))
         assert conn.buffered <= yamux.MAX_BUFFERED
         used, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -306,6 +346,7 @@ async def test_a_stream_that_stalls_or_announces_too_much_ends_within_its_deadli
 ) -> None:
     monkeypatch.setattr(streams, "STREAM_SECONDS", 0.3)
     problems: list[str] = []
+    waiting: list[Stream] = []
     async with running() as a, hostile_peer() as evil:
 
         async def ask(stream: Stream) -> None:
@@ -315,7 +356,12 @@ async def test_a_stream_that_stalls_or_announces_too_much_ends_within_its_deadli
                 problems.append(str(error))
                 raise
 
+        async def wait(stream: Stream) -> None:
+            waiting.append(stream)
+            await trio.sleep_forever()
+
         a.host.serve("/ask/1", ask)
+        a.host.serve("/wait/1", wait)
         await evil.connect(a.address)
         for data, problem in (
             (b"", "too slow"),
@@ -325,16 +371,13 @@ async def test_a_stream_that_stalls_or_announces_too_much_ends_within_its_deadli
             stream = await evil.host.new_stream(evil.victim, ["/ask/1"])
             await stream.write(data or b"\x00")
             await until(partial(_last_has, problems, problem))
-        calls = len(problems)
-        monkeypatch.setattr(streams, "STREAM_SECONDS", 1.0)
-        for _ in range(20):
+        for _ in range(3 * PEER_STREAMS):
             try:
-                await (await evil.host.new_stream(evil.victim, ["/ask/1"])).write(b"\x00")
+                await (await evil.host.new_stream(evil.victim, ["/wait/1"])).write(b"\x00")
             except (StreamFailure, StreamError):
                 continue
-        await until(lambda: len(problems) > calls)
-        await trio.sleep(0.3)
-        assert len(problems) - calls <= PEER_STREAMS
+        await until(lambda: len(waiting) >= PEER_STREAMS)
+        assert len(waiting) == PEER_STREAMS
 
 
 def _last_has(lines: list[str], text: str) -> bool:
@@ -365,6 +408,7 @@ async def test_strangers_on_the_port_are_bounded() -> None:
     async with running() as a, running() as b:
         await meshed(a, b)
         port = int(a.address.split("/")[4])
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(network._MAX_HANDSHAKES + 10)]
         talkers = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(40)]
         for number, stream in enumerate(talkers):
             try:
@@ -374,5 +418,6 @@ async def test_strangers_on_the_port_are_bounded() -> None:
         await _still_fine(a, b)
         async with running() as c:
             await c.host.connect(a.address)
-        for stream in talkers:
+        assert len(a.host.network._handshakes) <= network._MAX_HANDSHAKES
+        for stream in talkers + silent:
             await stream.aclose()

@@ -62,6 +62,18 @@ def test_the_oldest_groups_go_when_it_is_full(tmp_path: Path) -> None:
         assert indices(pool) == [4, 3, 2]
 
 
+def test_a_full_disk_leaves_it_as_it_was(tmp_path: Path) -> None:
+    with SqlitePool(tmp_path / "pool.sqlite", "me") as pool:
+        pool.add([scored(0)])
+        (pages,) = pool._connection.execute("PRAGMA page_count").fetchone()
+        pool._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            pool.add([scored(number) for number in range(1, 200)])
+        assert len(pool) == 1
+        pool._connection.execute("PRAGMA max_page_count = 100000")
+        assert pool.add([scored(number) for number in range(200)]) == 199
+
+
 def test_others_cannot_push_out_own_groups_nor_own_ones_theirs(tmp_path: Path) -> None:
     with SqlitePool(tmp_path / "pool.sqlite", "me", max_groups=6) as pool:
         pool.add([scored(number) for number in range(3)])

@@ -57,6 +57,14 @@ def act(order):
         send = Channel.send
         Channel.send = lambda self, value: time.sleep(1000) if value[1] == "ok" else send(self, value)
         return 1.0
+    if verb == "reply":
+        send = Channel.send
+        def once(self, value):
+            Channel.send = send
+            number, kind, reward, outcome = value
+            send(self, [number + (rest == "to another"), kind, reward if rest == "to another" else rest, outcome])
+        Channel.send = once
+        return 1.0
     if verb == "raise":
         raise RuntimeError(rest)
     if verb == "sleep":

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,8 +142,14 @@ class Campaign:
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
-    """All attacks, made once."""
+def campaign(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+    """All attacks, made once; of a single one's tests that one alone."""
+    calls = [
+        item.callspec
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+    ]
+    chosen = {call.params["attack"] for call in calls if "attack" in call.params}
     base = tmp_path_factory.mktemp("campaign")
     home = base / "home"
     (home / ".ssh").mkdir(parents=True)
@@ -157,7 +164,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
         patch.setenv("TMPDIR", str(base))
         names = {"HOME": str(home), "VICTIM": victim.pid, **services.names}
         try:
-            yield trio.run(_attack, base, site, script, names)
+            yield trio.run(_attack, base, site, script, names, chosen)
         finally:
             victim.kill()
             victim.communicate()
@@ -207,7 +214,7 @@ class _Services:
         self._path.unlink()
 
 
-async def _attack(base: Path, site: Path, script: Path, names: dict[str, object]) -> Campaign:
+async def _attack(base: Path, site: Path, script: Path, names: dict[str, object], chosen: AbstractSet[str]) -> Campaign:
     argv = [sys.executable, str(script)]
     commands = {
         "program": CommandSettings(argv=argv),
@@ -230,7 +237,7 @@ async def _attack(base: Path, site: Path, script: Path, names: dict[str, object]
                 **names,
             }
             task = await _task(sandbox, way)
-            attacks = EVERYWHERE | more
+            attacks = {name: code for name, code in (EVERYWHERE | more).items() if not chosen or name in chosen}
             texts = [_text(code, here) for code in attacks.values()]
             campaign.rewards[way] = dict(zip(attacks, await sandbox.score(task, texts), strict=True))
             campaign.changes[way] = _changes(folder)

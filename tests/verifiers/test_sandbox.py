@@ -62,6 +62,8 @@ async def test_options_that_a_verifier_does_not_take_are_an_error(obedient: str)
         ("do memory", "memory"),
         ("do raise an error", "raised"),
         ("do garbage", "crashed"),
+        ("do reply to another", "crashed"),
+        ("do reply no number", "crashed"),
         ("do give nan", "raised"),
         ("x" * 9000, "refused"),
         ("x" * 300_000, "refused"),
