@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import trio
 from hypercorn.config import Config
@@ -45,7 +45,7 @@ async def serve_connections(
             return
         connections.add(stream)
         try:
-            await TCPServer(wrapped, config, context, ConnectionState({}), cast(trio.SSLStream, Patient(stream)))
+            await _Http1Server(wrapped, config, context, ConnectionState({}), cast(trio.SSLStream, Patient(stream)))
         except Exception as error:  # noqa: BLE001 - whatever a client made the server stumble over
             logs.get().error("the HTTP server failed in a connection, which is closed", exc_info=error)
         finally:
@@ -87,6 +87,22 @@ async def _accept(handle: Handle, listener: socket.socket, serving: trio.Nursery
         except OSError as error:
             logs.get().error(f"the HTTP server cannot accept connections just now: {error}")
             await trio.sleep(_RESTART_SECONDS)
+
+
+class _Http1Server(TCPServer):
+    """Speaks HTTP/1.1 alone, whatever else a client asks for.
+
+    In HTTP/2 a client says how much it takes, which may be nothing: what is sent to it then waits without end, and not
+    in the socket, where `Patient` would see it. Hypercorn has no setting for that.
+    """
+
+    async def _read_data(self) -> None:
+        cast(Any, self.protocol.protocol)._check_protocol = _stay
+        await super()._read_data()
+
+
+async def _stay(request: object) -> None:
+    """Go over to no other protocol. A request to do so may be answered in this one."""
 
 
 class Patient:

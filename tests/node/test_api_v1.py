@@ -404,6 +404,25 @@ async def test_who_does_not_take_an_answer_is_cut_off(tmp_path: Path, monkeypatc
             assert await trio.to_thread.run_sync(read_all) < whole
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5),
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: \r\n\r\n",
+    ],
+)
+async def test_no_client_can_say_that_it_takes_nothing(tmp_path: Path, asked: bytes) -> None:
+    async with serving(tmp_path) as node:
+        async with await trio.open_tcp_stream("127.0.0.1", int(node.address.rpartition(":")[2])) as stream:
+            await stream.send_all(asked)
+            said = await stream.receive_some()
+            # HTTP/2, in which it could, would be told by a 101 or a frame, and is never left again.
+            assert said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4"))
+            while await stream.receive_some():
+                pass
+
+
 async def test_rollouts_are_found_by_origin_kind_and_place_and_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
