@@ -4,6 +4,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, cast
 
+import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
@@ -90,19 +91,29 @@ async def _accept(handle: Handle, listener: socket.socket, serving: trio.Nursery
 
 
 class _Http1Server(TCPServer):
-    """Speaks HTTP/1.1 alone, whatever else a client asks for.
+    """Speaks HTTP/1.1 alone, whatever else a client asks for; hypercorn has no setting for that.
 
     In HTTP/2 a client says how much it takes, which may be nothing: what is sent to it then waits without end, and not
-    in the socket, where `Patient` would see it. Hypercorn has no setting for that.
+    in the socket, where `Patient` would see it. And hypercorn never closes a connection with half a WebSocket.
     """
 
     async def _read_data(self) -> None:
-        cast(Any, self.protocol.protocol)._check_protocol = _stay
+        protocol = cast(Any, self.protocol.protocol)
+        begin = protocol._create_stream
+
+        async def begin_plainly(request: h11.Request) -> None:
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            version = request.http_version
+            await begin(
+                h11.Request(method=request.method, headers=headers, target=request.target, http_version=version)
+            )
+
+        protocol._check_protocol, protocol._create_stream = _stay, begin_plainly
         await super()._read_data()
 
 
-async def _stay(request: object) -> None:
-    """Go over to no other protocol. A request to do so may be answered in this one."""
+async def _stay(request: h11.Request) -> None:
+    """Go over to no other protocol: what asks for it may be answered in this one."""
 
 
 class Patient:

@@ -1,6 +1,6 @@
 """Tasks for people over HTTP: the page `/contribute` and what it asks."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,22 @@ from typing import Any
 import pytest
 import trio
 
-from node.api import contributing
+from node.api import body, contributing
 from node.contributing.kept import FILE
 from node.contributing.opening import Place, take_answers
 from tests.node import test_contributing_desk as desk_tests
 from tests.node.test_api_v1 import CLAIM, Node, serving
 from tests.node.test_network import Watched
+from tests.p2p.fakes import FakeTasks
+from verifiers.base import Task
 
 
 @asynccontextmanager
-async def staffed(path: Path) -> AsyncIterator[tuple[Node, desk_tests.Office]]:
+async def staffed(path: Path, scorer: FakeTasks | None = None) -> AsyncIterator[tuple[Node, desk_tests.Office]]:
     """A node with a desk whose tasks are of the verifier `fake`."""
     path.mkdir(exist_ok=True)
     async with serving(path / "node") as node:
-        office = desk_tests.Office(path)
+        office = desk_tests.Office(path, scorer=scorer)
         with office.kept, node.seen.place.holding(office.desk):
             yield node, office
 
@@ -53,8 +55,8 @@ async def test_a_task_is_handed_out_answered_scored_and_shared(tmp_path: Path) -
         left = await ask(node, "task")
         assert left["prompt"] != task["prompt"]
         assert await ask(node, "next", id=left["id"]) == {"shared": False, "waiting": 0}
-        for body in (b"", b"[", b"\xff", b"[" * 9999):
-            response = await node.client.post("/api/v1/contribute/next", headers=CLAIM, content=body)
+        for content in (b"", b"[", b"\xff", b"[" * 9999):
+            response = await node.client.post("/api/v1/contribute/next", headers=CLAIM, content=content)
             assert response.status_code in (400, 413)
 
 
@@ -81,6 +83,34 @@ async def test_tasks_handed_out_are_bounded_and_need_a_desk(tmp_path: Path, monk
             assert (await node.client.get(f"/{name}")).status_code == 200
     async with serving(tmp_path / "node") as node:
         assert "takes no answers" in (await ask(node, "task", 503))["error"]["message"]
+
+
+async def test_answers_are_scored_one_at_a_time(tmp_path: Path) -> None:
+    class Slow(FakeTasks):
+        now, most = 0, 0
+
+        async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await trio.sleep(0.05)
+            self.now -= 1
+            return [0.0 for _ in completions]
+
+    scorer = Slow()
+    async with staffed(tmp_path, scorer) as (node, _):
+        tasks = [await ask(node, "task") for _ in range(4)]
+        async with trio.open_nursery() as nursery:
+            for task in tasks:
+                nursery.start_soon(lambda key: ask(node, "answer", id=key, answer="wrong"), task["id"])
+    assert scorer.most == 1, "the sandbox is there for the node's own rounds first"
+
+
+async def test_an_answer_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", 0.1)
+    head = b"POST /api/v1/contribute/next HTTP/1.1\r\nHost: localhost\r\nX-Swarmnode: 1\r\nContent-Length: 9\r\n\r\n"
+    async with staffed(tmp_path) as (node, _), await trio.open_tcp_stream("127.0.0.1", node.port) as stream:
+        await stream.send_all(head + b"{")
+        assert (await stream.receive_some()).startswith(b"HTTP/1.1 408")
 
 
 async def test_a_node_whose_answers_cannot_be_kept_trains_all_the_same(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import socket
 import stat
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class Node:
     def __init__(self, seen: Seen, address: str, client: httpx.AsyncClient) -> None:
         self.seen, self.address, self.client = seen, address, client
         self.feed, self.control, self.path = seen.feed, seen.control, seen.data.path
+        self.port = int(address.rpartition(":")[2])
 
     async def get(self, path: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
         response = await self.client.get(f"/api/v1/{path}", headers=headers)
@@ -360,7 +361,7 @@ async def test_streams_requests_and_connections_are_bounded(tmp_path: Path, monk
                 more = second.aiter_lines()
                 await anext(more)
                 assert (await node.client.get("/api/v1/status")).status_code == 503
-        port = int(node.address.rpartition(":")[2])
+        port = node.port
         held = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(8)]
         await trio.testing.wait_all_tasks_blocked()
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError, httpx.ConnectError)):
@@ -383,7 +384,7 @@ async def test_who_does_not_take_an_answer_is_cut_off(tmp_path: Path, monkeypatc
         long = record(1, rejected={f"reason{place}": place for place in range(300)})
         for number in range(1, 1001):
             node.feed.history.add(long.model_copy(update={"round": number}), {})
-        port = int(node.address.rpartition(":")[2])
+        port = node.port
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             await trio.to_thread.run_sync(client.connect, ("127.0.0.1", port))
@@ -408,17 +409,19 @@ async def test_who_does_not_take_an_answer_is_cut_off(tmp_path: Path, monkeypatc
     "asked",
     [
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5),
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
         b"HTTP2-Settings: \r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     ],
+    ids=["HTTP/2", "HTTP/2 later", "half a WebSocket"],
 )
-async def test_no_client_can_say_that_it_takes_nothing(tmp_path: Path, asked: bytes) -> None:
-    async with serving(tmp_path) as node:
-        async with await trio.open_tcp_stream("127.0.0.1", int(node.address.rpartition(":")[2])) as stream:
-            await stream.send_all(asked)
-            said = await stream.receive_some()
-            # HTTP/2, in which it could, would be told by a 101 or a frame, and is never left again.
-            assert said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 4"))
+async def test_only_plain_http_is_spoken(tmp_path: Path, asked: bytes) -> None:
+    async with serving(tmp_path) as node, await trio.open_tcp_stream("127.0.0.1", node.port) as stream:
+        await stream.send_all(asked)
+        said = await stream.receive_some()
+        assert said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 403")), "no 101, and no frame"
+        await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with suppress(trio.BrokenResourceError):
             while await stream.receive_some():
                 pass
 
