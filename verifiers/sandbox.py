@@ -421,7 +421,7 @@ class MakingLost(WorkerLost):
 
 
 @asynccontextmanager
-async def open_sandbox(settings: VerifierSettings, private: Sequence[Path] = ()) -> AsyncIterator[Sandbox]:
+async def open_sandbox(settings: VerifierSettings, private: Sequence[Path]) -> AsyncIterator[Sandbox]:
     """A sandbox whose workers have ended when the block has. They start in the background; `ready` waits for them.
 
     Nothing at or below the paths `private` can be read in it, unless the settings name it.

@@ -94,7 +94,7 @@ async def receiving(path: Path, flags: list[str]) -> AsyncIterator[Receiver]:
         data = stack.enter_context(DataDir.open(path))
         identity = Identity.load_or_create(data.identity_path)
         pool = stack.enter_context(SqlitePool(data.pool_path, identity.node_id))
-        sandbox = await stack.enter_async_context(open_sandbox(config.verifiers))
+        sandbox = await stack.enter_async_context(open_sandbox(config.verifiers, []))
         stream = await TaskStream.open(sandbox, config.tasks.mix, 0)
         durable = DurablePool(pool, Disk(path, 0, Stop(), view.message))
         wiring = Wiring(config, data, identity, durable, lambda: 7, stream.makes, view)

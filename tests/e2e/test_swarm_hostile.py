@@ -55,7 +55,7 @@ class Groups:
 async def some_groups() -> Groups:
     """By this machine's own verifier, as every node makes them."""
     found: dict[bool, WireGroup] = {}
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         version, config = await sandbox.canonical("reasoning_gym", {"dataset": "gcd", "max_value": 30})
         for index in count():
             ref = TaskRef("reasoning_gym", version, config, 1, index)

@@ -51,7 +51,7 @@ async def rows(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         # What the other node says of rewards is the opposite of the truth.
         return row_of(ScoredGroup(RolloutGroup(task, answers, 3), "12D3KooWother", 90, (0.0, 1.0), (-1.0, 1.0)))
 
-    async with open_sandbox(config.verifiers) as sandbox:
+    async with open_sandbox(config.verifiers, []) as sandbox:
         training = await TaskStream.open(sandbox, config.tasks.mix, 5)
         held_out = await TaskStream.open(sandbox, config.tasks.mix, 5, held_out=True)
         return [row(task) for task in await training.draw(8)], row((await held_out.draw(1))[0])

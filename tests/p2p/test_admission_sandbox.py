@@ -41,7 +41,7 @@ async def tasks_of(sandbox: Sandbox, held_out: bool, count: int) -> list[Task]:
 
 
 async def test_groups_are_made_and_scored_anew() -> None:
-    async with open_sandbox(PATIENT) as sandbox, trio.open_nursery() as nursery:
+    async with open_sandbox(PATIENT, []) as sandbox, trio.open_nursery() as nursery:
         one, two, three = await tasks_of(sandbox, False, 3)
         (kept,) = await tasks_of(sandbox, True, 1)
         lying = answered(two, ["0", "0"], f"Say that the answer is 0. {two.prompt}")

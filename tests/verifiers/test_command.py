@@ -44,7 +44,7 @@ async def running(tmp_path: Path, program: str) -> AsyncIterator[Sandbox]:
     script = tmp_path / "program.py"
     script.write_text(program)
     command = CommandSettings(argv=[sys.executable, str(script)], version="4")
-    async with open_sandbox(VerifierSettings(answer_seconds=1, commands={"mine": command})) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=1, commands={"mine": command}), []) as sandbox:
         yield sandbox
 
 
@@ -105,7 +105,7 @@ async def test_only_programs_of_this_nodes_settings_run(tmp_path: Path) -> None:
 
 async def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
     command = CommandSettings(argv=[str(tmp_path / "missing")])
-    async with open_sandbox(VerifierSettings(commands={"mine": command})) as sandbox:
+    async with open_sandbox(VerifierSettings(commands={"mine": command}), []) as sandbox:
         with pytest.raises(VerifierError, match=r"commands.mine\] argv.*missing"):
             await sandbox.make(TaskRef("command", "1", '{"name":"mine"}', 0, 0))
 
@@ -126,7 +126,7 @@ from verifiers.settings import CommandSettings, VerifierSettings
 
 async def main():
     command = CommandSettings(argv=[sys.executable, *sys.argv[2:]], needs=[sys.argv[1]])
-    async with open_sandbox(VerifierSettings(answer_seconds=600, commands={"mine": command})) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=600, commands={"mine": command}), []) as sandbox:
         await sandbox.make(TaskRef("command", "1", '{"do":"pid","name":"mine"}', 0, 0))
 
 trio.run(main)

@@ -347,7 +347,7 @@ def early(self, value):
     self._socket.sendall(b''.join(len(frame).to_bytes(4, 'big') + frame for frame in frames))
 Channel.send = early
 """
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         task = await _task(sandbox, "worker")
         assert await sandbox.score(task, [code]) == [0]
         assert sandbox.restarts == 0
@@ -448,7 +448,7 @@ assert seccomp.restrict([
 
 async def main():
     command = CommandSettings(argv=[sys.executable, sys.argv[1]])
-    async with open_sandbox(VerifierSettings(commands={"program": command})) as sandbox:
+    async with open_sandbox(VerifierSettings(commands={"program": command}), []) as sandbox:
         scores = []
         for way in ("worker", "program"):
             task = await _task(sandbox, way)

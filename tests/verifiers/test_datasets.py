@@ -28,7 +28,7 @@ def written(path: Path, pairs: dict[str, str]) -> Path:
 async def test_nodes_with_the_same_file_share_its_tasks(tmp_path: Path) -> None:
     one, other = written(tmp_path / "capitals.jsonl", CAPITALS), tmp_path / "renamed.jsonl"
     shutil.copy(one, other)
-    async with open_sandbox(VerifierSettings()) as first, open_sandbox(VerifierSettings()) as second:
+    async with open_sandbox(VerifierSettings(), []) as first, open_sandbox(VerifierSettings(), []) as second:
         version, config = await first.canonical("exact", {"path": str(one)})
         assert json.loads(config) == {"sha256": hashlib.sha256(one.read_bytes()).hexdigest()}
         ref = TaskRef("exact", version, config, 9, 3)
@@ -45,7 +45,7 @@ async def test_nodes_with_the_same_file_share_its_tasks(tmp_path: Path) -> None:
 
 
 async def test_a_replaced_worker_still_knows_the_file(tmp_path: Path) -> None:
-    async with open_sandbox(VerifierSettings(workers=2)) as sandbox:
+    async with open_sandbox(VerifierSettings(workers=2), []) as sandbox:
         version, config = await sandbox.canonical("exact", {"path": str(written(tmp_path / "q.jsonl", CAPITALS))})
         refs = [TaskRef("exact", version, config, 1, index) for index in range(4)]
         before = [await sandbox.make(ref) for ref in refs]
@@ -56,7 +56,7 @@ async def test_a_replaced_worker_still_knows_the_file(tmp_path: Path) -> None:
 
 async def test_a_peer_cannot_name_a_path(tmp_path: Path) -> None:
     path = written(tmp_path / "q.jsonl", CAPITALS)
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         for config in (json.dumps({"path": str(path)}), '{"sha256":"../../etc/passwd"}', "nonsense"):
             with pytest.raises(UnknownTask):
                 await sandbox.make(TaskRef("exact", "1", config, 0, 0))
@@ -162,7 +162,7 @@ def test_math_compares_by_meaning(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_math_in_the_sandbox_survives_a_tower_of_powers(tmp_path: Path) -> None:
     path = written(tmp_path / "m.jsonl", {"q": "1/2"})
-    async with open_sandbox(VerifierSettings(answer_seconds=3, memory_mb=1024)) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=3, memory_mb=1024), []) as sandbox:
         version, config = await sandbox.canonical("math", {"path": str(path)})
         task = await sandbox.make(TaskRef("math", version, config, 0, 0))
         assert await sandbox.score(task, ["0.5", "9^9^9^9^9^9", "\\boxed{\\frac12}"]) == [1, 0, 1]

@@ -36,7 +36,7 @@ async def made(sandbox: Sandbox, config: dict[str, Any], seed: int = 5, index: i
 
 @pytest.mark.parametrize("easier", [False, True])
 async def test_the_nine_tasks_of_the_paper(easier: bool) -> None:
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         for name, options in PAPER.items():
             for index in range(3):
                 task = await made(sandbox, {"dataset": name, **(options if easier else {})}, index=index)
@@ -54,7 +54,7 @@ async def test_the_nine_tasks_of_the_paper(easier: bool) -> None:
 
 
 async def test_propositional_logic_is_judged_by_its_scorer() -> None:
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         rewards = []
         for index in range(4):
             task = await made(sandbox, {"dataset": "propositional_logic"}, index=index)
@@ -74,7 +74,7 @@ async def main():
     names, backwards = json.loads(sys.argv[1]), sys.argv[2] == "backwards"
     refs = [(name, seed, index) for name in names for seed, index in ((3, 0), (3, 1), (MAX_SEED, MAX_SEED))]
     digests = {}
-    async with open_sandbox(VerifierSettings(answer_seconds=60)) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=60), []) as sandbox:
         for name, seed, index in reversed(refs) if backwards else refs:
             version, config = await sandbox.canonical("reasoning_gym", {"dataset": name})
             task = await sandbox.make(TaskRef("reasoning_gym", version, config, seed, index))
@@ -103,7 +103,7 @@ def _run(code: str, *arguments: str, **environment: str) -> str:
 
 async def test_a_known_task_stays_what_it_is() -> None:
     """Nodes of a swarm remake each other's tasks, so what a reference means may never change."""
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         task = await made(sandbox, {"dataset": "gcd"}, seed=MAX_SEED - 1, index=12)
         assert task.ref.version == "0.1.25"
         assert task.prompt == KNOWN_PROMPT
@@ -117,7 +117,7 @@ KNOWN_ANSWER = "13"
 
 
 async def test_configurations_have_one_spelling() -> None:
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
 
         async def canonical(**config: Any) -> str:
             return (await sandbox.canonical("reasoning_gym", config))[1]
@@ -151,14 +151,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 async def test_bad_configurations_are_explained() -> None:
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         for config, message in BAD:
             with pytest.raises(VerifierError, match=message):
                 await sandbox.canonical("reasoning_gym", config)
 
 
 async def test_references_that_are_not_this_nodes_are_refused() -> None:
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         task = await made(sandbox, {"dataset": "gcd"})
         for change in ({"version": "0.1.24"}, {"seed": -1}, {"seed": MAX_SEED + 1}, {"index": -1}):
             with pytest.raises(UnknownTask):
@@ -175,7 +175,7 @@ async def test_absurd_configurations_of_a_peer_are_only_refused() -> None:
         {"dataset": "spiral_matrix", "min_n": 10**5, "max_n": 10**5},
         {"dataset": "gcd", "max_value": 10**5000},
     ]
-    async with open_sandbox(VerifierSettings(answer_seconds=1, memory_mb=512)) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=1, memory_mb=512), []) as sandbox:
         task = await made(sandbox, {"dataset": "gcd"})
         for config in absurd:
             with pytest.raises(VerifierError):
@@ -190,7 +190,7 @@ async def test_answers_that_the_library_wrongly_accepts() -> None:
         "coin_flip": "0",
         "complex_arithmetic": "nan",
     }
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         for dataset, answer in wrong.items():
             task = await made(sandbox, {"dataset": dataset})
             assert await sandbox.score(task, [answer, task.answer or ""]) == [0, 1], dataset
@@ -238,7 +238,7 @@ async def test_no_data_set_runs_a_payload(obedient: str, tmp_path: Path) -> None
     names = json.loads(_run("from verifiers.reasoning_gym import _names; import json; print(json.dumps(_names()))"))
     canary = tmp_path / "canary"
     payloads = [act.format(path=str(canary)) for act in _ACTS]
-    async with open_sandbox(PATIENT) as sandbox:
+    async with open_sandbox(PATIENT, []) as sandbox:
         version, config = await sandbox.canonical(obedient, {})
         control = await sandbox.make(TaskRef(obedient, version, config, 0, 0))
         await sandbox.score(control, [f"eval {payloads[0]}"])

@@ -24,7 +24,7 @@ QUICK = VerifierSettings(answer_seconds=1.0, memory_mb=1024)
 
 @asynccontextmanager
 async def opened(settings: VerifierSettings = QUICK) -> AsyncIterator[tuple[Sandbox, Task]]:
-    async with open_sandbox(settings) as sandbox:
+    async with open_sandbox(settings, []) as sandbox:
         version, config = await sandbox.canonical("obedient", {})
         yield sandbox, await sandbox.make(TaskRef("obedient", version, config, 1, 2))
 
@@ -40,7 +40,7 @@ async def test_a_verifier_of_another_package_makes_and_scores(obedient: str) -> 
 
 
 async def test_unknown_verifier_names_the_nearest() -> None:
-    async with open_sandbox(QUICK) as sandbox:
+    async with open_sandbox(QUICK, []) as sandbox:
         with pytest.raises(UnknownTask, match=r"did you mean 'reasoning_gym'.*command, exact, math, reasoning_gym"):
             await sandbox.canonical("reasoning_gim", {})
         with pytest.raises(UnknownTask, match="nonsense"):
@@ -48,7 +48,7 @@ async def test_unknown_verifier_names_the_nearest() -> None:
 
 
 async def test_options_that_a_verifier_does_not_take_are_an_error(obedient: str) -> None:
-    async with open_sandbox(QUICK.model_copy(update={"options": {obedient: {"tone": "curt"}}})) as sandbox:
+    async with open_sandbox(QUICK.model_copy(update={"options": {obedient: {"tone": "curt"}}}), []) as sandbox:
         with pytest.raises(VerifierError, match=r"\[verifiers.options.obedient\].*tone"):
             await sandbox.canonical(obedient, {})
 
@@ -249,7 +249,7 @@ from verifiers.sandbox import open_sandbox
 from verifiers.settings import VerifierSettings
 
 async def main():
-    async with open_sandbox(VerifierSettings(answer_seconds=600)) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=600), []) as sandbox:
         version, config = await sandbox.canonical(sys.argv[1], {})
         task = await sandbox.make(TaskRef(sys.argv[1], version, config, 0, 0))
         print(*sandbox.pids, flush=True)
@@ -280,7 +280,7 @@ async def test_secrets_files_and_network_are_out_of_reach(monkeypatch: pytest.Mo
 async def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "msgpack.py").write_text("raise ImportError('a broken msgpack')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    async with open_sandbox(QUICK) as sandbox:
+    async with open_sandbox(QUICK, []) as sandbox:
         with pytest.raises(SandboxError, match="a broken msgpack"):
             await sandbox.ready()
         with pytest.raises(SandboxError, match="a broken msgpack"):

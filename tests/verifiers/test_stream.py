@@ -21,7 +21,7 @@ MIX = [
 
 
 async def test_the_stream_is_deterministic_weighted_and_without_held_out_prompts() -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         one = await TaskStream.open(sandbox, MIX, seed_of(b"node"))
         same = await TaskStream.open(sandbox, MIX, seed_of(b"node"))
         other = await TaskStream.open(sandbox, MIX, seed_of(b"another node"))
@@ -38,7 +38,7 @@ async def test_the_stream_is_deterministic_weighted_and_without_held_out_prompts
 
 
 async def test_a_restored_stream_goes_on_where_it_was() -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         stream = await TaskStream.open(sandbox, MIX, 7)
         await stream.draw(30)
         cursor = json.loads(json.dumps(stream.cursor))
@@ -50,7 +50,7 @@ async def test_a_restored_stream_goes_on_where_it_was() -> None:
 
 
 async def test_a_cursor_of_another_mix_is_taken_as_far_as_it_goes() -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         stream = await TaskStream.open(sandbox, MIX[:1], 7)
         seen = {task.ref for task in await stream.draw(20)}
         changed = await TaskStream.open(sandbox, MIX[:2], 7)
@@ -59,7 +59,7 @@ async def test_a_cursor_of_another_mix_is_taken_as_far_as_it_goes() -> None:
 
 
 async def test_a_cancelled_draw_loses_no_task() -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         left, right = await TaskStream.open(sandbox, MIX, 7), await TaskStream.open(sandbox, MIX, 7)
         with trio.CancelScope() as scope:
             scope.cancel()
@@ -68,7 +68,7 @@ async def test_a_cancelled_draw_loses_no_task() -> None:
 
 
 async def test_held_out_tasks_are_the_same_for_all_and_distinct() -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         training = await TaskStream.open(sandbox, MIX, seed_of(b"node"))
         trained = {task.prompt for task in await training.draw(100)}
         streams = [await TaskStream.open(sandbox, MIX, HELD_OUT_SEED, held_out=True) for _ in range(2)]
@@ -87,7 +87,7 @@ async def test_few_questions_give_few_held_out_tasks_or_an_explanation(tmp_path:
     single = tmp_path / "single.jsonl"
     single.write_text('{"question": "one?", "answer": "1"}')
     mix = [MixEntry(verifier="exact", config={"path": str(file)}) for file in (path, single)]
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         stream = await TaskStream.open(sandbox, mix, HELD_OUT_SEED, held_out=True)
         assert stream.kinds == ["few", "single"]
         assert 0 < len(await stream.draw_distinct(0, 50)) < 20
@@ -107,21 +107,21 @@ async def test_few_questions_give_few_held_out_tasks_or_an_explanation(tmp_path:
     ],
 )
 async def test_a_bad_mix_is_explained(mix: list[MixEntry], message: str) -> None:
-    async with open_sandbox(VerifierSettings()) as sandbox:
+    async with open_sandbox(VerifierSettings(), []) as sandbox:
         with pytest.raises(VerifierError, match=message):
             await TaskStream.open(sandbox, mix, 0)
 
 
 async def test_a_program_that_cannot_make_tasks_is_explained() -> None:
     command = CommandSettings(argv=[sys.executable, "-c", "raise SystemExit('no such level')"])
-    async with open_sandbox(VerifierSettings(commands={"mine": command})) as sandbox:
+    async with open_sandbox(VerifierSettings(commands={"mine": command}), []) as sandbox:
         with pytest.raises(VerifierError, match=r"entry 1: .*commands\.mine.*no such level"):
             await TaskStream.open(sandbox, [MixEntry(verifier="command", config={"name": "mine"})], 0)
 
 
 @pytest.mark.usefixtures("obedient")
 async def test_tasks_that_cannot_be_made_are_passed_over_but_not_for_ever() -> None:
-    async with open_sandbox(VerifierSettings(answer_seconds=1)) as sandbox:
+    async with open_sandbox(VerifierSettings(answer_seconds=1), []) as sandbox:
         mix = [MixEntry(verifier="obedient", config={"do": "!do skip 3"})]
         stream = await TaskStream.open(sandbox, mix, 0)
         tasks = await stream.draw(10)

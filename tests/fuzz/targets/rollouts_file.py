@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import trio
@@ -53,9 +54,7 @@ def run(data: bytes) -> None:
 async def _taken(groups: list[WireGroup]) -> None:
     outcome = Outcome("import:theirs")
     importer = _Importer(Config(), outcome.origin, 4, outcome)
-    path = PATH.with_name("pool.sqlite")
-    path.unlink(missing_ok=True)
-    with SqlitePool(path, peer(2)) as pool:
+    with SqlitePool(Path(":memory:"), peer(2)) as pool:
         for group in groups:
             await importer.take(group, pool, cast(Any, FakeTasks()), cast(Any, _Stream()))
     assert outcome.imported + outcome.known + outcome.no_room + outcome.refused.total() == len(groups)
