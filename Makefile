@@ -28,7 +28,7 @@ else
 $(error ENGINE is $(ENGINE); it can be auto, vllm or transformers)
 endif
 
-.PHONY: start install test lint fuzz defences clean again
+.PHONY: start install test lint fuzz defences screenshots clean again
 .DEFAULT_GOAL := start
 
 start: $(STAMP)
@@ -58,6 +58,10 @@ lint: $(STAMP)-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pictures of the README, from a real swarm: minutes, and Chromium.
+screenshots: $(STAMP)-test
+	$(BIN)/python -m bench.screenshots $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -207,7 +207,7 @@ class LiveView:
         return text.append(f"  {_clock(time.monotonic() - self._phase_begun)}", style="dim")
 
     def _reward(self, width: int) -> Text:
-        text = Text("reward     ", style="bold")
+        text = _label("reward")
         if not self._rewards:
             return text.append("no round yet", style="dim")
         recent = [record.reward_local for record in self._records]
@@ -215,7 +215,7 @@ class LiveView:
         return text.append(sparkline(self._rewards, max(1, width - len(text) - 2)), style="green")
 
     def _time(self) -> Text:
-        text = Text("time       ", style="bold")
+        text = _label("time")
         parts = {
             "generate": sum(record.seconds_generate for record in self._records),
             "score": sum(record.seconds_score for record in self._records),
@@ -227,7 +227,7 @@ class LiveView:
         return text.append("   ".join(f"{name} {seconds / whole:.0%}" for name, seconds in parts.items()))
 
     def _groups(self) -> Text:
-        text = Text("groups     ", style="bold")
+        text = _label("groups")
         if not self._records:
             return text.append("no round yet", style="dim")
         record = self._records[-1]
@@ -246,7 +246,7 @@ class LiveView:
 
     def _swarm(self, snapshot: Snapshot) -> Text:
         """Counts since the node's start."""
-        text = Text("swarm      ", style="bold")
+        text = _label("swarm")
         nodes = f"{snapshot.connected} node{'' if snapshot.connected == 1 else 's'}"
         text.append(nodes, style="default" if snapshot.connected else "yellow").append(f", mesh {snapshot.mesh}")
         text.append(f"   sent {snapshot.sent}   received {snapshot.received}   admitted {snapshot.admitted}")
@@ -288,6 +288,10 @@ def sparkline(values: Sequence[float] | deque[float], width: int) -> str:
     means = [sum(numbers[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
     top = max(1e-9, *means)
     return "".join(_BLOCKS[round(max(0.0, mean) / top * (len(_BLOCKS) - 1))] for mean in means)
+
+
+def _label(name: str) -> Text:
+    return Text.assemble((f"{name:<11}", "bold"))
 
 
 def _best(scored: ScoredGroup) -> _Sample:

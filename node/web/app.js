@@ -34,6 +34,9 @@ function showStatus(status) {
   setText("node", short(status.node_id));
   byId("node").title = status.node_id;
   document.title = `${status.round} · ${status.name || short(status.node_id)} · swarmnode`;
+  // It has neither a model nor rounds.
+  if (status.state === "relaying") document.body.classList.add("relay");
+  byId("contribute").hidden = status.silo;
   const halted = status.state === "paused" || status.state === "pausing";
   setText("pause", halted ? "Resume" : "Pause");
   for (const id of ["pause", "checkpoint", "stop"]) byId(id).disabled = status.state === "stopping";
@@ -65,7 +68,7 @@ async function loadEvaluations() {
 function draw() {
   if (!now.stale || document.hidden) return;
   now.stale = false;
-  showRejected(now.rounds);
+  showRejected(now.rounds, now.swarm);
   showContribution(now.rounds, now.swarm);
   if (!now.rounds.length) return;
   drawReward(now.rounds, now.evaluations);
@@ -107,6 +110,7 @@ function startLooking() {
   every(2, async () => {
     now.swarm = (await get("peers")).swarm;
     showSwarm(now.status, now.swarm);
+    if (!now.rounds.length) now.stale = true;
   });
   every(4, async () => showResources(await get("resources")));
   every(3, async () => {

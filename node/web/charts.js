@@ -71,7 +71,7 @@ export function drawReward(rounds, evaluations) {
   const external = rounds.map((round) => round.reward_external);
   const names = ["own", "own, mean"];
   const series = [
-    { label: "own", stroke: `${colour("c0")}66`, width: 1, points: { show: rounds.length < 60 } },
+    { label: "own", stroke: `${colour("c0")}66`, width: 1, points: { show: rounds.length < 60, fill: colour("card") } },
     { label: "own, mean", stroke: colour("c0"), width: 2.5, points: { show: false } },
   ];
   const columns = [own, smooth(own, spanOf(rounds))];
@@ -88,7 +88,7 @@ export function drawReward(rounds, evaluations) {
     const column = numbers.map(() => null);
     for (const one of points) column[place.get(one.round)] = one[name];
     names.push(label);
-    series.push({ label, stroke: colour(tone), width: 1.5, dash: [6, 4], spanGaps: true, points: { show: true, size: 7 } });
+    series.push({ label, stroke: colour(tone), width: 1.5, dash: [6, 4], spanGaps: true, points: { show: true, size: 7, fill: colour("card") } });
     columns.push(column);
   }
   draw("chart-reward", names, series, [numbers, ...columns]);

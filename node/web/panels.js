@@ -26,8 +26,9 @@ function bar(name, value, most, text) {
   return [el("span", {}, name), el("progress", { max: Math.max(1, most), value }), el("span", { class: "number" }, text)];
 }
 
-export function showRejected(rounds) {
-  const counts = new Map();
+/** Before the first round, and in a node without any: what was refused since the start. */
+export function showRejected(rounds, swarm) {
+  const counts = new Map(rounds.length ? [] : Object.entries(swarm?.rejected ?? {}));
   for (const round of rounds) {
     for (const [reason, count] of Object.entries(round.rejected)) counts.set(reason, (counts.get(reason) ?? 0) + count);
     if (round.gate_refused) counts.set("likelihood gate", (counts.get("likelihood gate") ?? 0) + round.gate_refused);

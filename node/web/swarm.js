@@ -39,6 +39,7 @@ function graph(swarm, peers) {
     nodes.push(...dot(peer, x, y, most));
   });
   far.forEach((peer, index) => nodes.push(...dot(peer, ...place(index + 0.5, far.length, 180), most)));
+  box.setAttribute("viewBox", far.length ? "-210 -170 420 340" : "-165 -125 330 250");
   const self = svg("circle", { class: "self", r: 15 });
   self.append(svg("title", {}, swarm.peer_id));
   box.replaceChildren(...edges, ...nodes, self, svg("text", { y: 30 }, "this node"));

@@ -1,15 +1,15 @@
 """A real node, seen in a headless browser and controlled by the commands of its machine."""
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.screenshots import PictureError, browser
 from node.api.client import NoAnswer, NodeClient
 from node.commands import controlling
 from node.datadir import DataDir
@@ -19,13 +19,20 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOT = "SWARMNODE_SCREENSHOT"
-"""Names the file, such as docs/img/dashboard.png, that a picture of the dashboard is to be written to."""
+"""Names the file that a picture of the dashboard is to be written to."""
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
     folder = tmp_path_factory.mktemp("dashboard")
-    settings = ("--set", "api.port=0", "--set", "node.name=<b>alice</b>", "--set", "engine.kind=transformers")
+    settings: tuple[str, ...] = (
+        "--set",
+        "api.port=0",
+        "--set",
+        "node.name=<b>alice</b>",
+        "--set",
+        "engine.kind=transformers",
+    )
     settings += ("--set", "evaluation.every=2", "--set", "evaluation.tasks=1")
     running = RunningNode(folder / "data", ("--silo", *settings, *QUICK), folder / "log", "tiny", {})
     yield running
@@ -33,55 +40,52 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
         running.kill()
 
 
-@contextmanager
-def browser() -> Iterator[Any]:
-    """Chromium: the system's, else the one that playwright has fetched."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    with api.sync_playwright() as play:
-        if path is None and not os.path.exists(play.chromium.executable_path):
-            pytest.skip("there is no Chromium: install one, or run `playwright install chromium`")
-        # Its own sandbox needs what containers often lack; it shows this node's page alone.
-        chromium = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+@pytest.fixture
+def chromium() -> Iterator[Any]:
+    with ExitStack() as stack:
         try:
-            yield chromium
-        finally:
-            chromium.close()
+            yield stack.enter_context(browser())
+        except PictureError as error:
+            pytest.skip(str(error))
 
 
-def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode) -> None:
+def test_the_dashboard_shows_rounds_as_they_come(node: RunningNode, chromium: Any) -> None:
     node.wait_for_round(2)
     url = NodeClient.at(node.data_dir).contact.address
-    with browser() as chromium:
-        page = chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(url)
-        page.wait_for_selector("#state.training", timeout=60_000)
-        seen = int(page.inner_text("#round"))
-        wait_for(lambda: int(page.inner_text("#round")) > seen, 60, "for a round to appear")
-        page.wait_for_selector("#chart-reward canvas", timeout=60_000)
-        wait_for(lambda: "held out, sampled" in page.inner_text("#chart-reward .u-legend"), 60)
-        page.wait_for_selector("#rollouts details", timeout=60_000)
-        page.click("#rollouts details summary")
-        page.wait_for_selector("#rollouts details[open] pre", timeout=60_000)
-        assert page.inner_text("#rollouts details[open] pre")
-        assert page.inner_text("#name") == "<b>alice</b>", "text, not markup"
-        assert "trains alone" in page.inner_text("#swarm-line")
-        page.wait_for_selector("#resources progress", timeout=60_000)
-        if os.environ.get(SCREENSHOT):
-            page.screenshot(path=os.environ[SCREENSHOT], full_page=True)
-        page.click("#pause")
-        page.wait_for_selector("#state.paused", timeout=60_000)
-        assert page.inner_text("#pause") == "Resume"
-        # A phone: nothing hangs over the edge.
-        page.set_viewport_size({"width": 360, "height": 740})
-        page.emulate_media(color_scheme="dark")
-        wait_for(lambda: bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth")), 60)
-        page.click("#pause")
-        page.wait_for_selector("#state.training", timeout=60_000)
-        assert complaints == []
+    page = chromium.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(url)
+    page.wait_for_selector("#state.training", timeout=60_000)
+    seen = int(page.inner_text("#round"))
+    wait_for(lambda: int(page.inner_text("#round")) > seen, 60, "for a round to appear")
+    page.wait_for_selector("#chart-reward canvas", timeout=60_000)
+    wait_for(lambda: "held out, sampled" in page.inner_text("#chart-reward .u-legend"), 60)
+    page.wait_for_selector("#rollouts details", timeout=60_000)
+    page.click("#rollouts details summary")
+    page.wait_for_selector("#rollouts details[open] pre", timeout=60_000)
+    assert page.inner_text("#rollouts details[open] pre")
+    assert page.inner_text("#name") == "<b>alice</b>", "text, not markup"
+    assert "trains alone" in page.inner_text("#swarm-line")
+    page.wait_for_selector("#resources progress", timeout=60_000)
+    if os.environ.get(SCREENSHOT):
+        page.screenshot(path=os.environ[SCREENSHOT], full_page=True)
+    page.click("#pause")
+    page.wait_for_selector("#state.paused", timeout=60_000)
+    assert page.inner_text("#pause") == "Resume"
+    # A phone: nothing hangs over the edge.
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.emulate_media(color_scheme="dark")
+    wait_for(lambda: bool(page.evaluate("document.documentElement.scrollWidth <= innerWidth")), 60)
+    page.click("#pause")
+    page.wait_for_selector("#state.training", timeout=60_000)
+    # A relay is not asked for what it has not.
+    page.route("**/status", lambda route: route.fulfill(json=route.fetch().json() | {"state": "relaying"}))
+    page.wait_for_selector("#pause", state="hidden", timeout=60_000)
+    assert page.is_visible("#stop")
+    page.unroute("**/status")
+    assert complaints == []
 
 
 def test_the_commands_pause_resume_save_and_stop_it(node: RunningNode, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,8 @@ from rl.learner import Learner
 from rl.prompts import decode, render
 from rl.rollouts import Sampling
 from tests.node.records import evaluated
+from tests.rl.conftest import write_model
+from tests.rl.test_gguf_file import add_merge
 from verifiers.base import Task, TaskRef
 
 GCD = "Find the Greatest Common Divisor (GCD) of these numbers: {}, {}. Give only the GCD as your final answer."
@@ -67,6 +69,19 @@ def greedy(learner: Learner) -> list[str]:
     return [group.completions[0].text for group in groups]
 
 
+def plain(directory: Path, prompts: list[list[int]], stops: list[int], **how: str) -> list[str]:
+    """What transformers alone answers with a model that was exported."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, **how)
+    tokenizer = AutoTokenizer.from_pretrained(directory, **how)
+    answers = []
+    for prompt in prompts:
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=stops)
+        answers.append(decode(tokenizer, whole[0, len(prompt) :].tolist()))
+    return answers
+
+
 def test_the_best_checkpoint_is_not_the_newest(config: Config) -> None:
     found = newest(config)
     assert found is not None
@@ -76,8 +91,6 @@ def test_the_best_checkpoint_is_not_the_newest(config: Config) -> None:
 
 
 def test_an_exported_model_answers_in_plain_transformers_as_the_policy_does(config: Config, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     exporting.export_policy(config, tmp_path / "out", exporting.Wanted(best=True), None, False)
     with open_policy(config, best) as current:
         known = greedy(current.learner)
@@ -85,16 +98,39 @@ def test_an_exported_model_answers_in_plain_transformers_as_the_policy_does(conf
         stops = sorted(current.learner.policy.stop_tokens)
     with open_policy(config, newest) as other:
         assert greedy(other.learner) != known, "the checkpoints differ"
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
-    answers = []
-    for prompt in prompts:
-        whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=stops)
-        answers.append(decode(tokenizer, whole[0, len(prompt) :].tolist()))
-    assert answers == known
+    assert plain(tmp_path / "out", prompts, stops) == known
     card = (tmp_path / "out" / "README.md").read_text()
     assert "| 1 | 0.000 | 0.900 | 0.000 |" in card
     assert "| 2 |" not in card.partition("While training")[2], "was measured later"
+
+
+def test_a_gguf_file_answers_in_plain_transformers_as_the_policy_does(tmp_path: Path) -> None:
+    write_model(tmp_path / "base")
+    add_merge(tmp_path / "base" / "tokenizer.json")
+    flags = [f"node.data_dir={tmp_path / 'node'}", f"model.name={tmp_path / 'base'}", "engine.kind=transformers"]
+    config = load([parse_flag(flag) for flag in flags], environ={}).config
+    data = DataDir(config.node.data_dir)
+    data.checkpoints_path.mkdir(parents=True)
+    data.write_config(config)
+    store = CheckpointStore(data.checkpoints_path)
+    learner = Learner(config.learner_settings(1))
+    untrained = greedy(learner)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for master in learner.policy.weights.masters:
+            master.add_(0.1 * torch.randn(master.shape, generator=generator))
+    learner.policy.weights.publish()
+    known = greedy(learner)
+    assert known != untrained
+    directory = store.begin(1)
+    learner.save(directory)
+    store.commit(1, directory, {"model": learner.policy.resolved.identity, "policy_step": 1, "cursor": {}, "seed": 1})
+    prompts = [render(learner.tokenizer, config.prompt, task) for task in TASKS]
+    stops = sorted(learner.policy.stop_tokens)
+    learner.close()
+    exporting.export_policy(config, tmp_path / "out", exporting.Wanted(form="gguf"), None, False)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "model.gguf"]
+    assert plain(tmp_path / "out", prompts, stops, gguf_file="model.gguf") == known
 
 
 def test_a_model_that_gguf_has_no_form_for_leaves_nothing(config: Config, tmp_path: Path) -> None:
