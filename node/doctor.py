@@ -34,7 +34,8 @@ _MIN_MEMORY_GB = 3.0
 def examine(config: Config, as_json: bool) -> int:
     """Run all checks and print each when it is done. Returns the exit status: 1 if one failed."""
     checks: list[Check] = []
-    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, _model, check_sandbox, check_network):
+    learning = (_relay,) if config.node.relay else (_model, check_sandbox)
+    for group in (_python, _packages, _clash, _sinks, _hardware, _data_dir, *learning, check_network):
         for check in group(config):
             checks.append(check)
             if not as_json:
@@ -151,6 +152,10 @@ def _holder(path: Path) -> Check:
 def _pool(path: Path) -> Check:
     groups = sum(kind.groups for kind in SqlitePool.success_in(path, 0, None))
     return Check("pool", "ok", f"{groups} groups of rollouts")
+
+
+def _relay(config: Config) -> Iterator[Check]:
+    yield Check("relay", "ok", "[node] relay is on: it loads no model and runs no verifier")
 
 
 def _model(config: Config) -> Iterator[Check]:

@@ -1,13 +1,17 @@
 """What `swarmnode doctor` says of the network, without touching it."""
 
+import json
 import os
 import socket
 import time
 from pathlib import Path
 
+import pytest
+
 from node.config import CheckedNetworkSettings, Config
 from node.config_sources import load, parse_flag
 from node.datadir import DataDir
+from node.doctor import examine
 from node.doctor_network import Check, check_network
 from node.snapshot import Snapshot
 
@@ -55,6 +59,14 @@ def test_of_a_running_node_it_tells_what_that_says_of_itself(tmp_path: Path) -> 
     assert "swarm lab" in found["port"].text
     assert "2 nodes" in found["port"].text
     assert "/ip4/8.8.8.8/tcp/4747" in found["reach"].text
+
+
+def test_a_relay_needs_no_model_and_no_verifiers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = (f"node.data_dir={tmp_path}", LOOPBACK, "node.relay=true", "model.name=/nowhere")
+    assert examine(load([parse_flag(text) for text in flags], environ={}).config, as_json=True) == 0
+    names = [check["name"] for check in json.loads(capsys.readouterr().out)]
+    assert "relay" in names
+    assert not {"model", "engine", "sandbox", "tasks"} & set(names)
 
 
 def test_alone_there_is_nothing_to_check(tmp_path: Path) -> None:
