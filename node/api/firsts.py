@@ -14,7 +14,7 @@ import trio
 from pydantic import TypeAdapter, ValidationError
 
 from node import logs
-from node.api.models import First, Firsts, Helper
+from node.api.models import First, Firsts, Forerunner
 from node.datadir import write_atomically
 from rl.rollouts import ScoredGroup
 from verifiers.codec import unpack
@@ -44,7 +44,7 @@ class FirstSuccesses:
         for scored in groups:
             kind = scored.group.task.kind
             if kind not in self._firsts and _solved(scored) and len(self._firsts) < MAX_KINDS:
-                self._firsts[kind] = First(kind=kind, round=number, time=time, helper=None)
+                self._firsts[kind] = First(kind=kind, round=number, time=time, forerunner=None)
                 self._unsure.append(kind)
                 self._news.set()
 
@@ -75,12 +75,14 @@ class FirstSuccesses:
                 if first is None:
                     continue
                 try:
-                    helper = await trio.to_thread.run_sync(find_helper, pool, kind, first.round, limiter=limiter)
+                    forerunner = await trio.to_thread.run_sync(
+                        find_forerunner, pool, kind, first.round, limiter=limiter
+                    )
                 except sqlite3.Error as error:
                     logs.get().debug(f"the pool cannot be looked at: {error}")
                     continue
                 if self._firsts.get(kind) == first:
-                    self._firsts[kind] = first.model_copy(update={"helper": helper})
+                    self._firsts[kind] = first.model_copy(update={"forerunner": forerunner})
             data = self.all().model_dump_json().encode() + b"\n"
             try:
                 await trio.to_thread.run_sync(write_atomically, path, data, limiter=limiter)
@@ -88,7 +90,7 @@ class FirstSuccesses:
                 logs.get().debug(f"first successes are not kept: {error}")
 
 
-def find_helper(pool: Path, kind: str, number: int) -> Helper | None:
+def find_forerunner(pool: Path, kind: str, number: int) -> Forerunner | None:
     """The group of another node with a right answer to a task of that kind that was here before round `number`.
 
     One that was trained on before it counts more than one that was not, then the earlier. Raises sqlite3.Error.
@@ -103,7 +105,7 @@ def find_helper(pool: Path, kind: str, number: int) -> Helper | None:
         )
         for origin, came, trained, body in rows:
             if _solved(_GROUP.validate_python(unpack(body))):
-                return Helper(origin=origin, round=came, trained_in=trained)
+                return Forerunner(origin=origin, round=came, trained_in=trained)
     return None
 
 
@@ -124,7 +126,7 @@ def _from_pool(pool: Path) -> list[First]:
             if kind not in found and _solved(_GROUP.validate_python(unpack(body))):
                 found[kind] = number
     return [
-        First(kind=kind, round=number, time=None, helper=find_helper(pool, kind, number))
+        First(kind=kind, round=number, time=None, forerunner=find_forerunner(pool, kind, number))
         for kind, number in found.items()
     ]
 

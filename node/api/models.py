@@ -155,7 +155,7 @@ class RolloutsQuery(_Asked):
     """Of this kind of task alone."""
 
 
-class Helper(_Said):
+class Forerunner(_Said):
     """A group of another node with a right answer, that was here before the node's own first success on its kind."""
 
     origin: str
@@ -173,7 +173,7 @@ class First(_Said):
     round: int
     time: float | None
     """Seconds since 1970; null where it is only known from the pool."""
-    helper: Helper | None
+    forerunner: Forerunner | None
     """What of others came before; a group that was trained on rather than one that was not."""
 
 

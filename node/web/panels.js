@@ -12,11 +12,11 @@ export function showFirsts(firsts) {
   }
   box.replaceChildren(...[...firsts].reverse().map((first) => {
     let before = "by itself: no right answer of another node was here before";
-    if (first.helper) {
-      const who = short(first.helper.origin);
-      before = first.helper.trained_in
-        ? `after training on a right answer of ${who} in round ${first.helper.trained_in}`
-        : `a right answer of ${who} was here since round ${first.helper.round}, and had not been trained on`;
+    if (first.forerunner) {
+      const who = short(first.forerunner.origin);
+      before = first.forerunner.trained_in
+        ? `after training on a right answer of ${who} in round ${first.forerunner.trained_in}`
+        : `a right answer of ${who} was here since round ${first.forerunner.round}, and had not been trained on`;
     }
     return el("li", {}, el("strong", {}, `✦ ${first.kind}`), ` in round ${first.round}`, el("div", { class: "hint" }, before));
   }));

@@ -481,13 +481,13 @@ async def test_a_first_success_is_told_with_what_of_others_came_before(
         await trio.testing.wait_all_tasks_blocked()
         gcd, lcm = (await node.get("firsts"))["firsts"]
         assert (gcd["round"], lcm["round"]) == (4, 6)
-        assert gcd["helper"] == {"origin": "right", "round": 2, "trained_in": trained}
-        assert lcm["helper"] is None
+        assert gcd["forerunner"] == {"origin": "right", "round": 2, "trained_in": trained}
+        assert lcm["forerunner"] is None
     async with serving(tmp_path) as node:
         assert [one["round"] for one in (await node.get("firsts"))["firsts"]] == [4, 6], "kept"
         node.feed.started(info(5))
         assert [one["round"] for one in (await node.get("firsts"))["firsts"]] == [4], "that round is done again"
-    assert firsts.find_helper(tmp_path / "pool.sqlite", "gcd", 2) is None, "what came later helped nothing"
+    assert firsts.find_forerunner(tmp_path / "pool.sqlite", "gcd", 2) is None, "what came later helped nothing"
 
 
 async def test_evaluations_are_shown_as_far_as_they_can_be_read(tmp_path: Path) -> None:
