@@ -116,10 +116,10 @@ function startLooking() {
   every(3, async () => {
     if (!now.fresh) return;
     now.fresh = false;
+    await loadEvaluations();
     showFirsts((await get("firsts")).firsts);
     if (byId("rollouts-live").checked && !isReading()) await refreshRollouts(false);
   });
-  every(15, loadEvaluations);
   setInterval(draw, DRAW_MS);
 }
 
