@@ -47,7 +47,7 @@ TARGETS ?=
 fuzz: $(STAMP)-fuzz
 	$(BIN)/python -m tests.fuzz.drive --seconds $(TIME) $(TARGETS)
 
-# Takes each defence of docs/security.md out, and looks whether its test fails: a quarter of an hour on an idle machine.
+# Takes each defence of docs/security.md out, and looks whether its test fails: half an hour on an idle machine.
 # DEFENCES="floods rl/pool.py" are those entries of tests/defences.toml that hold one of the words.
 DEFENCES ?=
 

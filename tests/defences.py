@@ -2,7 +2,7 @@
 
 `python -m tests.defences [WORD...]` works through `defences.toml`, or those of its entries that hold one of the words,
 on a copy of the tree, one after another. It says of each whether the test noticed, and ends with status 1 if one did
-not. It takes about a quarter of an hour, so it is not part of the suite: for those who change a defence or its test.
+not. It takes about half an hour, so it is not part of the suite: for those who change a defence or its test.
 """
 
 import os
