@@ -131,13 +131,24 @@ def show_config(
 
 
 @app.command()
-def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+def status(
+    data_dir: DataDirOption = None,
+    json: JsonOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="One line, and status 1 unless the node is at work; for supervisors.")
+    ] = False,
+) -> None:
     """Say how far the node is and how well it does. Works while it runs."""
     from node.commands.controlling import print_served
     from node.commands.flags import data_dir_of
     from node.status import print_status
 
     path = data_dir_of(data_dir)
+    if check:
+        from node import health
+
+        print(health.check(path))
+        return
     print_status(path, json)
     if not json:
         print_served(path)

@@ -105,7 +105,7 @@ class NodeSettings(Section):
     """Fixes tasks and sampling, to repeat a run. Not set: they follow from the node's identity."""
 
     threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads of the learner; 0 leaves the choice to torch."""
+    """CPU threads of the learner; 0 leaves the choice to torch, within what a container may use."""
 
 
 class TaskSettings(Section):
