@@ -13,7 +13,5 @@ root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 debootstrap --variant=minbase --include=ca-certificates "$suite" "$root" ${MIRROR:+"$MIRROR"}
 # What the official slim image leaves out, too.
-rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
-    "$root"/usr/share/{doc,info,locale,man}/*
-[ ! -e /etc/debian_version ] || cp /etc/apt/sources.list.d/debian.sources "$root"/etc/apt/sources.list.d/ 2>/dev/null || true
+rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* "$root"/usr/share/{doc,info,locale,man}/*
 tar --numeric-owner -C "$root" -c . | $docker import --change 'CMD ["bash"]' - "$name"
