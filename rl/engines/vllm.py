@@ -311,8 +311,8 @@ def measure(device: str) -> Machine:
         free, total = torch.cuda.mem_get_info()
         major, minor = torch.cuda.get_device_capability()
         return Machine("cuda", free, total, major + minor / 10)
-    free = machine.memory()
-    return Machine("cpu", free.available, free.total)
+    memory = machine.memory()
+    return Machine("cpu", memory.available, memory.total)
 
 
 def shape_of(policy: Policy) -> Shape:
