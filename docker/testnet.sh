@@ -90,9 +90,9 @@ all_learn_from_others() {
 further() { [ "$(field "$1" 3)" -gt "$2" ]; }
 again() { [ "$($docker inspect --format '{{.RestartCount}}' "$1")" -gt "$2" ]; }
 
-# Kill the node in a container while it samples or learns; nothing is left to say goodbye.
+# Kill the node in a container while it samples or learns. The container goes with it, and so does what runs here.
 kill_in_round() {
-    ask "$1" python - <<'EOF'
+    ask "$1" python - <<'EOF' || true
 import os
 import signal
 import time
@@ -103,8 +103,8 @@ from node.api.client import NodeClient
 client = NodeClient.at(Path(os.environ["SWARMNODE_NODE__DATA_DIR"]))
 while (status := client.get("status"))["phase"] not in ("generate", "update"):
     time.sleep(0.05)
+print(f"round {status['round'] + 1}, {status['phase']}", flush=True)
 os.kill(status["pid"], signal.SIGKILL)
-print(f"round {status['round'] + 1}, {status['phase']}")
 EOF
 }
 
@@ -140,6 +140,7 @@ if [ "$build" = yes ]; then
     row "build" "$(since "$begin")"
 fi
 trap finish EXIT
+trap 'say "failed in line $LINENO"' ERR
 
 begin=$(now)
 $compose up --detach --no-build --scale node="$nodes" node >&2

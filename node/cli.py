@@ -139,16 +139,18 @@ def status(
     ] = False,
 ) -> None:
     """Say how far the node is and how well it does. Works while it runs."""
-    from node.commands.controlling import print_served
     from node.commands.flags import data_dir_of
-    from node.status import print_status
 
     path = data_dir_of(data_dir)
     if check:
+        # Asked for often, so nothing is imported that it does not need.
         from node import health
 
         print(health.check(path))
         return
+    from node.commands.controlling import print_served
+    from node.status import print_status
+
     print_status(path, json)
     if not json:
         print_served(path)
