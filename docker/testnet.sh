@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Brings the testnet up, tries on it what a swarm has to survive, and prints a table:
 #
-#   docker/testnet.sh [--nodes N] [--no-build] [--keep]
+#   docker/testnet.sh [--nodes N] [--more N] [--no-build] [--keep]
 #
-# MODEL, ENGINE, NODE_CPUS, NODE_MEMORY and the rest of compose.yaml's variables are taken from the environment; DOCKER and
-# COMPOSE name the programs. Without --keep the containers go at the end, and their volume with them.
+# --more nodes are added for a while, 2 unless told. MODEL, ENGINE, NODE_CPUS, NODE_MEMORY and the rest of compose.yaml's
+# variables are taken from the environment; DOCKER and COMPOSE name the programs. Without --keep the containers go at the
+# end, and their volume with them.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-nodes=4 build=yes keep=no
+nodes=4 more=2 build=yes keep=no
 while [ $# -gt 0 ]; do
     case $1 in
         --nodes) nodes=$2; shift ;;
+        --more) more=$2; shift ;;
         --no-build) build=no ;;
         --keep) keep=yes ;;
-        *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+        *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
     esac
     shift
 done
@@ -166,13 +168,15 @@ resumed=$($docker logs "$victim" 2>&1 | grep -o 'resuming after round [0-9]*' | 
 [ -n "$resumed" ] || fail "the killed node did not go on from a checkpoint"
 row "node killed in $where" "back with its identity, $resumed; next round after $(since "$begin")"
 
-begin=$(now)
-$compose up --detach --no-build --scale node=$((nodes + 2)) node >&2
-await "$((nodes + 2)) containers" counted $((nodes + 2))
-await "good health" healthy
-await "rounds with groups of others" all_learn_from_others
+if [ "$more" -gt 0 ]; then
+    begin=$(now)
+    $compose up --detach --no-build --scale node=$((nodes + more)) node >&2
+    await "$((nodes + more)) containers" counted $((nodes + more))
+    await "good health" healthy
+    await "rounds with groups of others" all_learn_from_others
+    row "scaled to $((nodes + more))" "the new ones trained on groups of others after $(since "$begin")"
+fi
 known=$(ids)
-row "scaled to $((nodes + 2)): the new ones trained on groups of others after" "$(since "$begin")"
 $compose up --detach --no-build --scale node="$nodes" node >&2
 await "$nodes containers" counted "$nodes"
 
