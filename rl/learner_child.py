@@ -227,17 +227,17 @@ def main() -> int:
     channel.send({"ready": learner.describe()})
     _Server(channel, learner, stopping).serve()
     learner.close()
-    _leave()
+    return 0
 
 
-def _leave() -> NoReturn:
-    """End, successfully, without taking apart all that lies in memory.
+def _leave(status: int) -> NoReturn:
+    """End the process without taking apart all that lies in memory.
 
     That takes more than a second of processor time, and on a busy machine ten, while whoever stopped the node waits.
     """
     atexit._run_exitfuncs()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 if __name__ == "__mp_main__":
@@ -248,4 +248,4 @@ if __name__ == "__mp_main__":
 
 if __name__ == "__main__":
     # As a module of its own, so that the types in its frames have one home.
-    raise SystemExit(main())
+    _leave(main())
