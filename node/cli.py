@@ -138,13 +138,26 @@ def show_config(
 
 
 @app.command(rich_help_panel=LOOK)
-def status(data_dir: DataDirOption = None, json: JsonOption = False) -> None:
+def status(
+    data_dir: DataDirOption = None,
+    json: JsonOption = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="One line, and status 1 unless the node is at work; for supervisors.")
+    ] = False,
+) -> None:
     """Say how far the node is and how well it does. Works while it runs."""
-    from node.commands.controlling import print_served
     from node.commands.flags import data_dir_of
-    from node.status import print_status
 
     path = data_dir_of(data_dir)
+    if check:
+        # Asked for often, so nothing is imported that it does not need.
+        from node import health
+
+        print(health.check(path))
+        return
+    from node.commands.controlling import print_served
+    from node.status import print_status
+
     print_status(path, json)
     if not json:
         print_served(path)

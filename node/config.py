@@ -109,7 +109,7 @@ class NodeSettings(Section):
     connections, and be a node to begin with. No model, no rounds."""
 
     threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads of the learner; 0 leaves the choice to torch."""
+    """CPU threads of the learner; 0 leaves the choice to torch, within what a container may use."""
 
 
 class TaskSettings(Section):

@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import shutil
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 from packaging.requirements import Requirement
 
 from node.config import Config
@@ -24,6 +22,7 @@ from node.errors import NodeError, file_problem
 from node.identity import Identity
 from node.sinks import install_advice
 from node.text import clean
+from rl import machine
 from rl.errors import LearnerError
 from rl.pool import PoolError, SqlitePool
 
@@ -95,8 +94,7 @@ def _sinks(config: Config) -> Iterator[Check]:
 
 
 def _hardware(config: Config) -> Iterator[Check]:
-    memory = psutil.virtual_memory().total / 2**30
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory, cores = machine.memory().total / 2**30, machine.cpus()
     text = f"{cores} CPU cores, {memory:.1f} GiB of memory"
     if memory < _MIN_MEMORY_GB:
         yield Check("hardware", "note", f"{text}: little; use [model] name = 'tiny', or a machine with more")

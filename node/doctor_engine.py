@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from packaging.requirements import Requirement
 
 from node.doctor_network import Check
+from rl import machine
 from rl.engines.choice import BUILDS, Choice, choose, versions, weight_bytes
 from rl.errors import EngineError
 from rl.settings import EngineSettings
@@ -57,7 +57,7 @@ def _memory(settings: EngineSettings, location: Path) -> Iterator[Check]:
     """A note where memory is short: on a CPU engine and policy each hold a copy of the weights."""
     weights = weight_bytes(location) / 2**30
     wanted = _BASE_GIB + 2 * weights + (settings.memory_gb or 1.0)
-    free = psutil.virtual_memory().available / 2**30
+    free = machine.memory().available / 2**30
     if free < wanted:
         text = f"{free:.1f} GiB of memory are free, and vLLM and the policy of this model take about {wanted:.1f}"
         yield Check("engine", "note", f'{text}: [engine] kind = "transformers" takes less')

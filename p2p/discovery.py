@@ -85,6 +85,8 @@ class _Join:
     waits: _Waits = field(default_factory=_Waits)
     led_to: dict[str, str] = field(default_factory=dict)
     """Numeric address -> peer id, for an address that does not say whom it leads to."""
+    unsure: set[str] = field(default_factory=set)
+    """Those of these addresses that may have gone to another machine since, as that of a container does."""
     complained: bool = False
 
     @property
@@ -95,6 +97,19 @@ class _Join:
     def is_led_to(self, peer: str) -> bool:
         """Whether it is, or may be, the way to a peer."""
         return peer == self.address.peer or peer in self.led_to.values()
+
+    def leads_to(self, address: str, peer: str) -> None:
+        """Told what has just been seen."""
+        while address not in self.led_to and len(self.led_to) >= 4 * MAX_RESOLVED:
+            oldest = next(iter(self.led_to))
+            del self.led_to[oldest]
+            self.unsure.discard(oldest)
+        self.led_to[address] = peer
+        self.unsure.discard(address)
+
+    def surely(self, address: str) -> str | None:
+        """The peer that is at an address, as far as nothing speaks against it."""
+        return None if address in self.unsure else self.led_to.get(address)
 
 
 class Finder:
@@ -153,6 +168,8 @@ class Finder:
         for waits in (*self._waits.values(), *(join.waits for join in self._joins)):
             waits.failures = 0
             waits.not_before = trio.current_time() + self._rng.uniform(0, 0.5)
+        for join in self._joins:
+            join.unsure.update(join.led_to)
         self._next_reunion = 0.0
         self.wake()
 
@@ -193,6 +210,7 @@ class Finder:
         lost, self._connected = self._connected - peers, peers
         self._lost = (self._lost | lost) - peers
         for join in self._joins:
+            join.unsure.update(address for address, peer in join.led_to.items() if peer in lost)
             if any(map(join.is_led_to, lost)):
                 soon = self._after(join.waits.failures, 1.0, JOIN_CAP) if join.waits.failures else 0.0
                 join.waits.not_before = min(join.waits.not_before, soon)
@@ -307,7 +325,7 @@ class Finder:
         problem: str | None = "the name leads nowhere"
         reached = False
         for place in places[:MAX_RESOLVED]:
-            if (known := join.led_to.get(str(place))) in self._connected:
+            if (known := join.surely(str(place))) in self._connected:
                 reached = True
             elif known == self._transport.peer_id:
                 problem = _OURSELVES
@@ -328,9 +346,7 @@ class Finder:
         except TransportError as error:
             return str(error)
         if join is not None and join.address.peer is None:
-            while len(join.led_to) >= 4 * MAX_RESOLVED:
-                del join.led_to[next(iter(join.led_to))]
-            join.led_to[str(address)] = peer
+            join.leads_to(str(address), peer)
         if peer == self._transport.peer_id:
             return _OURSELVES
         if not self._may_be_kept(peer):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rl import machine
 from rl.batches import Group, Row
 from rl.engines.base import InferenceEngine
 from rl.engines.live import LiveEngine
@@ -51,8 +52,8 @@ class Learner:
 
         Raises ModelError, OutOfMemory.
         """
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        if threads := settings.threads or _fewer_threads():
+            torch.set_num_threads(threads)
         self.settings = settings
         self.policy = _open_policy(resolve(settings.model, trained), settings)
         self.tokenizer = self.policy.tokenizer
@@ -297,6 +298,12 @@ def _having_seen(gate: Gate, groups: Sequence[ScoredGroup]) -> Gate:
     gate = Gate(gate.known)
     gate.observe(map(likelihood, own))
     return gate
+
+
+def _fewer_threads() -> int:
+    """How many threads to compute with where a container may use fewer cores than torch counts; else 0."""
+    allowed = machine.cpus()
+    return allowed if allowed < torch.get_num_threads() else 0
 
 
 def _open_policy(resolved: ResolvedModel, settings: LearnerSettings) -> Policy:

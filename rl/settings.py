@@ -202,4 +202,4 @@ class LearnerSettings(Section):
     training: TrainingSettings = TrainingSettings()
     seed: int = 0
     threads: int = Field(default=0, ge=0, le=1024)
-    """CPU threads for torch; 0 leaves the choice to torch."""
+    """CPU threads for torch; 0 leaves the choice to torch, within what a container may use."""

@@ -10,6 +10,7 @@ import psutil
 import trio
 
 from node.api.models import Process, Resources
+from rl import machine
 
 SECONDS = 2.0
 
@@ -38,7 +39,7 @@ class Meter:
             return self._last
 
     def _read(self) -> Resources:
-        memory, disk = psutil.virtual_memory(), shutil.disk_usage(self._directory)
+        memory, disk = machine.memory(), shutil.disk_usage(self._directory)
         own = psutil.Process(os.getpid())
         found = {process.pid: process for process in (own, *own.children(recursive=True))}
         # Kept from one look to the next: processor time is the difference between two.

@@ -1,6 +1,5 @@
 """What each node of a testnet is started with: a folder, a port, the addresses of the others, and settings."""
 
-import os
 import random
 import socket
 import sys
@@ -9,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from node.commands.flags import load_with_flags
 from node.config import Config, data_dir_at
 from node.config_sources import Loaded
@@ -18,6 +15,7 @@ from node.datadir import DataDir
 from node.errors import NodeError
 from node.identity import Identity
 from node.record import MetricsFile
+from rl import machine
 from rl.model_names import TINY
 
 DEFAULT_NODES = 4
@@ -155,7 +153,7 @@ def _plan(wishes: Wishes, directory: Path, number: int, loaded: Loaded, port: in
     if ("node", "name") not in loaded.sources:
         settings.append(f"node.name={name}")
     if ("node", "threads") not in loaded.sources:
-        settings.append(f"node.threads={max(1, (os.cpu_count() or 1) // wishes.count)}")
+        settings.append(f"node.threads={max(1, machine.cpus() // wishes.count)}")
     if ("engine", "memory_gb") not in loaded.sources and _may_take_vllm(loaded.config):
         settings.append(f"engine.memory_gb={_cache_gib(wishes.count)}")
     if ("api", "port") not in loaded.sources:
@@ -187,7 +185,7 @@ def _cache_gib(nodes: int) -> float:
 
     Each engine looks for itself at what is free, and those that start side by side would count the same memory.
     """
-    free = psutil.virtual_memory().available / 2**30
+    free = machine.memory().available / 2**30
     return round(min(_MOST_CACHE_GIB, max(_LEAST_CACHE_GIB, free * _CACHE_SHARE / nodes)), 2)
 
 

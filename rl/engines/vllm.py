@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import psutil
 import torch
 
+from rl import machine
 from rl.engines import guard
 from rl.engines.adapters import HandOver, check_adapter
 from rl.engines.base import Emit, Sampled
@@ -73,8 +73,8 @@ class VllmEngine:
         if len(beyond) > MAX_BIASED:
             log.warning("the model's last %d token ids have no text, and vLLM may sample them", len(beyond))
         prepare_environment(own_processes=self._own_processes)
-        machine, shape = measure(self._device), shape_of(policy)
-        self.arguments = arguments(shape, machine, self._wishes(settings), settings.engine.args)
+        free, shape = measure(self._device), shape_of(policy)
+        self.arguments = arguments(shape, free, self._wishes(settings), settings.engine.args)
         in_files = 4 * policy.weights.count if self._by_adapter else shape.weights if self._own_processes else 0
         self._hand_over = HandOver(need=in_files)
         try:
@@ -311,7 +311,7 @@ def measure(device: str) -> Machine:
         free, total = torch.cuda.mem_get_info()
         major, minor = torch.cuda.get_device_capability()
         return Machine("cuda", free, total, major + minor / 10)
-    memory = psutil.virtual_memory()
+    memory = machine.memory()
     return Machine("cpu", memory.available, memory.total)
 
 

@@ -309,6 +309,36 @@ async def test_every_machine_behind_a_name_is_tried_and_this_one_is_passed_over(
         assert peer(OWN) not in case.book
 
 
+async def test_who_took_over_the_address_of_a_node_that_moved_is_found(autojump_clock: MockClock) -> None:
+    case = Case(autojump_clock)
+    case.net.up = {base(1): peer(1), base(2): peer(2)}
+    case.names = {"swarm.example.org": [1, 2]}
+    async with case.running("/dns4/swarm.example.org/tcp/4747"):
+        await trio.sleep(10)
+        # The second is gone, comes back from elsewhere by itself, and a third has its address now.
+        case.net.lose(2)
+        case.names.clear()
+        await trio.sleep(2)
+        case.net.open[peer(2)] = (base(3), trio.current_time())
+        case.net.up = {base(1): peer(1), base(2): peer(3), base(3): peer(2)}
+        case.names = {"swarm.example.org": [1, 2, 3]}
+        await trio.sleep(120)
+        assert set(case.net.open) == {peer(1), peer(2), peer(3)}
+
+
+async def test_who_took_over_this_nodes_own_address_is_found(autojump_clock: MockClock) -> None:
+    case = Case(autojump_clock)
+    case.net.up = {base(1): peer(1), base(2): peer(OWN)}
+    case.names = {"swarm.example.org": [1, 2]}
+    async with case.running("/dns4/swarm.example.org/tcp/4747"):
+        await trio.sleep(10)
+        case.net.lose(1)
+        case.net.up = {base(2): peer(2), base(3): peer(OWN)}
+        case.names = {"swarm.example.org": [2, 3]}
+        await trio.sleep(120)
+        assert set(case.net.open) == {peer(2)}
+
+
 async def test_an_unknown_name_is_said_and_tried_on(autojump_clock: MockClock) -> None:
     case = Case(autojump_clock)
     async with case.running(f"/dns4/node/tcp/4747/p2p/{peer(1)}"):

@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl import weights
+from rl import machine, weights
 from rl.errors import CheckpointError, ModelError, TrainingError
 from rl.learner import MIN_EXTERNAL_TOKENS, Learner
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup
@@ -304,3 +304,18 @@ def test_description(make_learner: MakeLearner, model_dir: Path) -> None:
     assert 0 < told["trained_parameters"] < told["parameters"]
     full = make_learner(lora={"rank": 0}).describe()
     assert full["trained_parameters"] == full["parameters"] == told["parameters"]
+
+
+def test_a_learner_in_a_container_computes_with_the_cores_that_it_may_use(
+    make_learner: MakeLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setattr(machine, "cpus", lambda: 1)
+    try:
+        torch.set_num_threads(4)
+        assert make_learner().describe()["threads"] == 1
+        monkeypatch.setattr(machine, "cpus", lambda: 8)
+        torch.set_num_threads(4)
+        assert make_learner().describe()["threads"] == 4
+    finally:
+        torch.set_num_threads(before)
