@@ -216,7 +216,8 @@ def _verified(path: Path) -> Checkpoint:
         manifest = json.loads((path / MANIFEST).read_text("utf-8"))["files"]
         present = {found.relative_to(path).as_posix() for found in path.rglob("*") if not found.is_dir()} - {MANIFEST}
         if wrong := {STATE, *manifest} ^ present or {STATE} - manifest.keys():
-            raise CheckpointError(f"its files are not those of its manifest: {', '.join(sorted(wrong))}")
+            # A damaged manifest may name what no log can hold.
+            raise CheckpointError(f"its files are not those of its manifest: {', '.join(map(ascii, sorted(wrong)))}")
         for name, expected in manifest.items():
             found = _fingerprint(path / name)
             if found["size"] != expected["size"]:

@@ -93,3 +93,15 @@ def test_a_checkpoint_of_no_round_is_damaged(tmp_path: Path) -> None:
     (path / MANIFEST).write_text(json.dumps({"files": {STATE: _fingerprint(path / STATE)}}))
     assert store.newest() is None
     assert store.damaged
+
+
+def test_what_is_said_of_a_damaged_checkpoint_is_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = CheckpointStore(tmp_path)
+    written = store.begin(7)
+    store.commit(7, written, {"model": "tiny"})
+    manifest = tmp_path / "00000007" / MANIFEST
+    changed = json.loads(manifest.read_bytes())
+    changed["files"]["\ud800"] = {"size": 1, "sha256": ""}
+    manifest.write_text(json.dumps(changed))
+    assert store.newest() is None
+    assert b"ud800" in caplog.text.encode()
