@@ -4,6 +4,7 @@ import io
 import json
 import math
 import pickle
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def _read_optimizer(policy: Policy, path: Path) -> list[dict[str, Tensor]] | byt
             return path.read_bytes()
         # A pickle may run any program; with `weights_only` torch refuses all but tensors and plain values.
         return read_state(policy.optimizer, torch.load(path, map_location="cpu", weights_only=True))
-    except pickle.UnpicklingError as error:
+    except (pickle.UnpicklingError, struct.error) as error:
         raise CheckpointError(f"{path} holds something else than an optimiser's state") from error
     except (OSError, RuntimeError, ValueError, LookupError, EOFError, AttributeError, TypeError) as error:
         if is_out_of_memory(error):

@@ -85,6 +85,12 @@ def test_a_state_that_no_policy_had_is_no_policy(change: str) -> None:
     target.run(joined([state.rstrip(b"}") + f", {change}}}".encode(), *files]))
 
 
+def test_an_optimiser_that_ends_within_a_number_is_none() -> None:
+    target = load("policy_files")
+    *others, _ = cut(target.seeds()[0])
+    target.run(joined([*others, b"\x80\x02M\x01"]))
+
+
 def test_a_checkpoint_of_no_round_is_damaged(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.commit(1, store.begin(1), {})
