@@ -15,9 +15,12 @@ from torch.utils.checkpoint import checkpoint
 LOGITS_AT_ONCE = 2**24
 """Elements of the logits held at once: 64 MiB in float32, and still enough rows to keep a matrix product busy."""
 
+LOGITS_IN_CACHE = 2**20
+"""Elements of the logits that are gone over at once where that is several passes, on a CPU bound by memory."""
+
 
 def token_scores(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of `targets` [N] and entropies [N], in nats and float32, from hidden states [N, d].
+    """Log-probs of `targets` [N] and entropies [N], in nats and at least float32, from hidden states [N, d].
 
     `head` is the model's output layer, [N, d] to [N, V]. The log-probs carry a gradient, the entropies none.
     """
@@ -32,8 +35,13 @@ def token_scores(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Te
     return torch.cat([logprob for logprob, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 
+def _exact(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
 def _piece(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float()
+    logits = head(hidden)
+    logits = logits.to(_exact(logits))
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
     with torch.no_grad():
@@ -46,19 +54,28 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        logprobs = torch.empty(len(hidden), dtype=_exact(hidden), device=hidden.device)
         entropies = torch.empty_like(logprobs)
         derivative = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         rows = max(1, LOGITS_AT_ONCE // len(weight))
+        each = max(1, LOGITS_IN_CACHE // len(weight)) if weight.device.type == "cpu" else rows
         for start in range(0, len(hidden), rows):
             piece = slice(start, start + rows)
-            logits = (hidden[piece] @ weight.T).float()
-            normaliser = torch.logsumexp(logits, dim=-1)
-            logprobs[piece] = logits.gather(-1, targets[piece, None])[:, 0] - normaliser
-            probabilities = torch.exp(logits - normaliser[:, None])
-            entropies[piece] = normaliser - torch.linalg.vecdot(probabilities, logits)
+            logits = hidden[piece] @ weight.T
+            chosen = targets[piece, None]
+            for few in range(0, len(logits), each):
+                within = slice(few, few + each)
+                some = slice(start + few, start + min(few + each, len(logits)))
+                scores = logits[within].to(logprobs.dtype)
+                probabilities = scores.softmax(-1)
+                # The likeliest token is at least as likely as 1 / V, so its logarithm is exact where others' are not.
+                normaliser = scores.amax(-1) - probabilities.amax(-1).log()
+                logprobs[some] = scores.gather(-1, chosen[within])[:, 0] - normaliser
+                entropies[some] = normaliser - torch.linalg.vecdot(probabilities, scores)
+                if derivative is not None:
+                    logits[within] = probabilities
             if derivative is not None:
-                derivative[piece] = weight[targets[piece]] - probabilities.to(weight.dtype) @ weight
+                torch.sub(weight[targets[piece]], logits @ weight, out=derivative[piece])
         ctx.save_for_backward(derivative)
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies

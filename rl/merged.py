@@ -32,7 +32,9 @@ class MergedAdapters:
     def __init__(self, layers: Sequence[LoraLinear], masters: Mapping[int, Tensor]) -> None:
         """`layers` have bfloat16 weights; `masters` has the float32 value of each adapter weight by its `id`."""
         generator = torch.Generator().manual_seed(0)
-        self._noise = torch.randint(0, 2**_LOW, (PATTERN,), dtype=torch.int32, generator=generator)
+        noise = torch.randint(0, 2**_LOW, (PATTERN,), dtype=torch.int32, generator=generator)
+        # Twice, so that a pattern can begin anywhere without being copied.
+        self._noise = torch.cat([noise, noise])
         self._layers = list(layers)
         self._masters = masters
         self._weights = {id(layer): layer.base_layer.weight.detach().clone() for layer in layers}
@@ -46,7 +48,8 @@ class MergedAdapters:
         for number, layer in enumerate(self._layers):
             a, b = (self._masters[id(w)] for w in _adapter(layer))
             whole = torch.addmm(layer.base_layer.weight.float(), b, a, alpha=layer.scaling["default"])
-            _cut(whole.view(-1), self._noise.roll(STRIDE * number))
+            begin = -STRIDE * number % PATTERN
+            _cut(whole.view(-1), self._noise[begin : begin + PATTERN])
             self._weights[id(layer)].copy_(whole)
 
     def weight(self, layer: LoraLinear) -> Tensor | None:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.attention import use_fast_decoding
-from rl.batches import Group, Row, padded_size, share_out
+from rl.attention import use_own_attention
+from rl.batches import Group, Row, share_out, size
 from rl.errors import ModelError, OutOfMemory, RankLost, Stopped, TrainingError
 from rl.gate import Gate
 from rl.gating import Screen, without
@@ -74,14 +74,14 @@ class Policy:
         self.kept_optimizer = b""
         """Of a policy that does not train: the optimiser of its checkpoint, for when it does."""
         self.scorer = Scorer(self.model, resolved)
-        self.packing = self.scorer.takes_block_mask(len(self.tokenizer))
+        self.scorer.find_packing(len(self.tokenizer))
 
     def _load(self) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(
             str(self.resolved.location), dtype=self.resolved.dtype, trust_remote_code=False, use_safetensors=True
         )
         model.to(self.resolved.device).eval()
-        use_fast_decoding(model)
+        use_own_attention(model)
         return model
 
     @property
@@ -133,7 +133,7 @@ class Policy:
         return {rows[number]: torch.from_numpy(v).to(device) for part in found for number, v in part}
 
     def _plan(self, groups: Sequence[Group], ranks: int) -> list[list[list[Group]]]:
-        return share_out(groups, self.token_budget, ranks, packing=self.packing)
+        return share_out(groups, self.token_budget, ranks, packing=self.scorer.packing)
 
     def _share(self, groups: Sequence[Group]) -> list[list[Group]]:
         """The micro-batches of this rank."""
@@ -164,7 +164,7 @@ class Policy:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             planned = self._plan(groups, ranks or self.ranks.size)
-            largest = max(padded_size(batch) for share in planned for batch in share)
+            largest = max(size(batch, packing=self.scorer.packing) for share in planned for batch in share)
             longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
             if largest <= longest:
                 raise OutOfMemory(

@@ -25,13 +25,13 @@ from verifiers.base import Task
 
 def test_packed_and_plain_layouts_are_equal(make_learner: MakeLearner) -> None:
     packed, plain = warm(make_learner(training=UNCLIPPED)), warm(make_learner(training=UNCLIPPED))
-    assert packed.policy.packing
-    plain.policy.packing = False
+    assert packed.policy.scorer.packing
+    plain.policy.scorer.packing = False
     groups = make_groups()
     one, other = packed.policy.logprobs(groups), plain.policy.logprobs(groups)
     for row, values in one.items():
         assert torch.allclose(values, other[row], atol=2e-5)
-    assert_close(gradients(packed, groups), gradients(plain, groups), 1e-5)
+    assert_close(gradients(packed, groups), gradients(plain, groups), 5e-5)
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
@@ -39,7 +39,7 @@ def test_packed_and_plain_layouts_are_equal(make_learner: MakeLearner) -> None:
 def test_result_does_not_depend_on_the_split(make_learner: MakeLearner, loss: str, budget: int) -> None:
     whole = warm(make_learner(training={**UNCLIPPED, "loss": loss}))
     split = warm(make_learner(training={**UNCLIPPED, "loss": loss, "token_budget": budget}))
-    assert_close(gradients(whole, make_groups()), gradients(split, make_groups()), 1e-5)
+    assert_close(gradients(whole, make_groups()), gradients(split, make_groups()), 5e-5)
 
 
 def test_gradient_is_that_of_the_written_out_loss(make_learner: MakeLearner) -> None:
@@ -56,7 +56,7 @@ def test_gradient_is_that_of_the_written_out_loss(make_learner: MakeLearner) -> 
     weights = plain.policy.weights
     expected = {n: m.grad for n, m in zip(weights.names, weights.masters, strict=True) if m.grad is not None}
     live = [group for group in groups if any(row.advantage for row in group.rows)]
-    assert_close(expected, gradients(learner, live), 1e-5)
+    assert_close(expected, gradients(learner, live), 5e-5)
 
 
 def test_zero_variance_groups_count_only_if_kept(make_learner: MakeLearner, tasks: list[Task]) -> None:
@@ -216,23 +216,25 @@ def test_a_policy_learns_what_is_rewarded(make_learner: MakeLearner, tasks: list
 
 
 class Deaf(torch.nn.Module):
-    """An attention layer that is never shown a mask of its caller's."""
+    """An attention layer that is never told what sees what."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.layer(*args, **{**kwargs, "attention_mask": None})
+        return self.layer(*args, **{**kwargs, "attention_mask": None, "packed": None})
 
 
-def test_a_model_that_takes_no_block_mask_is_noticed(
+def test_a_model_that_takes_no_packed_groups_is_noticed(
     make_learner: MakeLearner, caplog: pytest.LogCaptureFixture
 ) -> None:
     learner = make_learner()
     scorer, vocabulary = learner.policy.scorer, len(learner.tokenizer)
-    assert scorer.takes_block_mask(vocabulary)
+    scorer.find_packing(vocabulary)
+    assert scorer.packing
     for layer in learner.policy.model.get_decoder().layers:
         layer.self_attn = Deaf(layer.self_attn)
-    assert not scorer.takes_block_mask(vocabulary)
+    scorer.find_packing(vocabulary)
+    assert not scorer.packing
     assert "repeats its prompt" in caplog.text

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from rl.batches import Group, padded_size, plan, share_out
+from rl.batches import Group, plan, share_out, size
 from rl.errors import CheckpointError, ModelError, OutOfMemory, RankLost, Stopped, TrainingError
 from rl.leader import Leading
 from rl.learner import Learner
@@ -227,9 +227,9 @@ def test_shares_are_even_and_whole(ranks: int, budget: int) -> None:
     shares = share_out(groups, budget, ranks)
     parts = [part for share in shares for batch in share for part in batch]
     assert sorted(id(row) for part in parts for row in part.rows) == sorted(id(r) for g in groups for r in g.rows)
-    assert all(padded_size(batch) <= max(budget, 60) for share in shares for batch in share)
-    loads = [sum(map(padded_size, share)) for share in shares]
-    whole = sum(map(padded_size, plan(groups, budget)))
+    assert all(size(batch) <= max(budget, 60) for share in shares for batch in share)
+    loads = [sum(map(size, share)) for share in shares]
+    whole = sum(map(size, plan(groups, budget)))
     assert max(loads) * ranks <= 1.5 * whole
 
 
