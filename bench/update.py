@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
@@ -165,7 +165,7 @@ def peer(pipe: Connection, settings: LearnerSettings, shape: Shape, batches: int
             times.append(time.perf_counter() - begun)
             return loss
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             whole.append(time.perf_counter())
 

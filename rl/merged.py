@@ -110,5 +110,7 @@ class _MergedLinear(torch.autograd.Function):
         [gradient] = gradients
         rows, inputs = gradient.flatten(0, -2), x.flatten(0, -2)
         for_x = gradient @ weight if ctx.needs_input_grad[0] else None
-        scaled = rows * ctx.scale
-        return for_x, None, None, (scaled @ b).T @ inputs, scaled.T @ (inputs @ a.T), None
+        # Scaled where they are thin.
+        for_a = ((rows @ b) * ctx.scale).T @ inputs
+        for_b = rows.T @ ((inputs @ a.T) * ctx.scale)
+        return for_x, None, None, for_a, for_b, None

@@ -1,8 +1,8 @@
 """Attention over packed groups, tile by tile (`rl.tiles`), forwards and backwards.
 
-On a CPU the products of a tile are a few batched matrix products over all heads, with the softmax between them: PyTorch's
-own kernel there takes three times as long backwards, and would be given a mask of mostly nothing. Elsewhere each tile is
-a call of PyTorch's fused attention. Scores are computed in float32 at least, as in both of PyTorch's kernels.
+On a CPU a tile is a few batched matrix products over all heads, with the softmax between them: PyTorch's own kernel
+takes longer there, most of all backwards, and would be given a mask of mostly nothing. Elsewhere each tile is a call of
+PyTorch's fused attention. Scores are computed in float32 at least, as in PyTorch's kernels.
 """
 
 import math
@@ -36,15 +36,9 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
     mixed: list[Tensor] = []
     order: list[Tensor] = []
     for tile in packed.tiles:
-        queries = query[:, tile.rows].unflatten(1, (tile.count, tile.length)).transpose(0, 1)
+        queries = _blocks(query, tile)
         keys, values = (
-            torch.cat(
-                [
-                    *(x[:, piece].expand(tile.count, -1, -1, -1) for piece in tile.seen),
-                    x[:, tile.rows].unflatten(1, (tile.count, tile.length)).transpose(0, 1),
-                ],
-                dim=2,
-            )
+            torch.cat([*(x[:, piece].expand(tile.count, -1, -1, -1) for piece in tile.seen), _blocks(x, tile)], dim=2)
             for x in (key, value)
         )
         mask: Any = causal_lower_right(tile.length, tile.before + tile.length)
@@ -56,6 +50,11 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
         at = torch.arange(tile.rows.start, tile.rows.stop) if isinstance(tile.rows, slice) else tile.rows
         order.append(at.to(query.device) if tile.real is None else at[tile.real])
     return torch.cat(mixed)[torch.cat(order).argsort()]
+
+
+def _blocks(x: Tensor, tile: Tile) -> Tensor:
+    """The tile's rows of [heads, S, d], as [count, heads, length, d]."""
+    return x[:, tile.rows].reshape(len(x), tile.count, tile.length, -1).transpose(0, 1)
 
 
 def _unseen(packed: Packed, tile: Tile, window: int | None) -> Tensor:
@@ -135,7 +134,7 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 
 def _by_position(x: Tensor, shared: int) -> Tensor:
     """[heads, S, d] to [S, shared, heads / shared, d]: the heads by the key head that they share."""
-    return x.transpose(0, 1).unflatten(1, (shared, -1)).contiguous()
+    return x.transpose(0, 1).reshape(x.shape[1], shared, -1, x.shape[2]).contiguous()
 
 
 def _rows(x: Tensor, tile: Tile) -> Tensor:
@@ -145,7 +144,7 @@ def _rows(x: Tensor, tile: Tile) -> Tensor:
 
 def _put(x: Tensor, found: Tensor, tile: Tile) -> None:
     """The opposite of `_rows`."""
-    rows = found.unflatten(1, (-1, x.shape[2])).transpose(0, 1)
+    rows = found.view(len(found), -1, *x.shape[2:]).transpose(0, 1)
     if tile.real is None:
         x[tile.rows] = rows
     else:
@@ -177,7 +176,7 @@ def _weights(rows: Tensor, keys: Tensor, packed: Packed, tile: Tile, scale: floa
     if window is None:
         places = torch.arange(tile.length)
         later = (places > places[:, None]).repeat_interleave(each, 0)
-        own = scores[..., tile.before :].unflatten(1, (tile.count, -1))
+        own = scores.view(len(scores), tile.count, -1, scores.shape[-1])[..., tile.before :]
         own.masked_fill_(later, -math.inf)
     else:
         scores.masked_fill_(_unseen(packed, tile, window).flatten(0, 1).repeat_interleave(each, 0), -math.inf)

@@ -54,7 +54,7 @@ class Policy:
         self.settings = settings.training
         self.max_new_tokens = settings.sampling.max_new_tokens
         self.step = 0
-        self.token_budget = settings.training.token_budget
+        self.token_budget = settings.training.tokens_at_once(resolved.device)
         with out_of_memory_as(f"{resolved.identity} and its optimiser {TOO_LARGE}"):
             self._build(settings)
 

@@ -172,13 +172,18 @@ class TrainingSettings(Section):
     """The likelihood gate: rewarded completions of other nodes that this policy would hardly ever say, by what it says
     itself, are not trained on. It keeps out right answers with junk around them that verifiers skip."""
 
-    token_budget: int = Field(default=8192, ge=1, le=2**24)
-    """Tokens (padding included) in one forward and backward pass. It bounds memory whatever the lengths; when memory
-    runs out all the same it is halved, with a warning."""
+    token_budget: int = Field(default=0, ge=0, le=2**24)
+    """Tokens (padding included) in one forward and backward pass; 0 is 2304 on a CPU, where more are no faster, and
+    8192 elsewhere. It bounds memory whatever the lengths; when memory runs out all the same it is halved, with a
+    warning."""
 
     ranks: int = Field(default=1, ge=1, le=64)
     """Processes that share a learning step (data parallelism). On a machine with several GPUs each takes one of them;
     on a CPU more than one only helps where memory bandwidth is split, as with several sockets."""
+
+    def tokens_at_once(self, device: str) -> int:
+        """The token budget on this device."""
+        return self.token_budget or (2304 if device == "cpu" else 8192)
 
     def rate(self, step: int) -> float:
         """Learning rate of optimiser step 1, 2, ...: a linear warm-up, `lr`, then a fall with 1 / sqrt(step).

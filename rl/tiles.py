@@ -6,6 +6,7 @@ completion up to itself. A square mask over all of that mostly says what is not 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -106,9 +107,9 @@ def _alike(blocks: Sequence[range], prompt: int) -> Iterator[list[range]]:
 
 def _tile(prompt: slice, blocks: Sequence[range], device: str | torch.device) -> Tile:
     length = len(blocks[0])
-    if all(len(a) == length and a.stop == b.start for a, b in zip(blocks, blocks[1:], strict=False)):
-        if len(blocks[-1]) == length:
-            return Tile((prompt,), slice(blocks[0].start, blocks[-1].stop), None, len(blocks), length)
+    even = all(len(block) == length for block in blocks)
+    if even and all(one.stop == other.start for one, other in pairwise(blocks)):
+        return Tile((prompt,), slice(blocks[0].start, blocks[-1].stop), None, len(blocks), length)
     rows = torch.tensor([[min(block.start + place, block.stop - 1) for place in range(length)] for block in blocks])
     real = torch.tensor([[place < len(block) for place in range(length)] for block in blocks])
     return Tile((prompt,), rows.flatten().to(device), real.flatten().to(device), len(blocks), length)

@@ -99,7 +99,7 @@ class VllmEngine:
             max_sequences=settings.engine.max_sequences,
             memory_gb=settings.engine.memory_gb,
             new_tokens=settings.sampling.max_new_tokens,
-            token_budget=settings.training.token_budget,
+            token_budget=self._policy.token_budget,
             rank=settings.lora.rank,
             adapter=self._by_adapter,
             dtype=str(self._policy.resolved.dtype).removeprefix("torch."),

@@ -46,7 +46,8 @@ FAMILIES = {
 
 def scorer_of(config: PretrainedConfig, dtype: torch.dtype) -> Scorer:
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
+    auto: Any = AutoModelForCausalLM
+    model: Any = auto.from_config(config, attn_implementation="sdpa").to(dtype).eval()
     use_own_attention(model)
     return Scorer(model, ResolvedModel("random", Path(), None, "cpu", dtype))
 
