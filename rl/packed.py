@@ -42,7 +42,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
             for x in (key, value)
         )
         mask: Any = causal_lower_right(tile.length, tile.before + tile.length)
-        if window is not None:
+        if window is not None or not tile.seen:
             mask = ~_unseen(packed, tile, window)[:, None]
         found = scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
         rows = found.transpose(1, 2).reshape(-1, heads, width)
@@ -59,10 +59,8 @@ def _blocks(x: Tensor, tile: Tile) -> Tensor:
 
 def _unseen(packed: Packed, tile: Tile, window: int | None) -> Tensor:
     """What a tile's rows do not see of what stands in front of their block, and of it: [count, length, keys]."""
-    places = torch.arange(tile.length, device=packed.positions.device)
-    later = places > places[:, None]
-    front = later.new_zeros(tile.count, tile.length, tile.before)
-    unseen = torch.cat([front, later.expand(tile.count, -1, -1)], dim=2)
+    front = tile.unseen.new_zeros(tile.count, tile.length, tile.before)
+    unseen = torch.cat([front, tile.unseen.expand(tile.count, -1, -1)], dim=2)
     if window is not None:
         own = packed.positions[tile.rows].view(tile.count, tile.length)
         front_at = torch.cat([packed.positions[piece] for piece in (*tile.seen, slice(0, 0))])
@@ -172,14 +170,12 @@ def _products(rows: Tensor, keys: Tensor, tile: Tile, dtype: torch.dtype) -> Ten
 def _weights(rows: Tensor, keys: Tensor, packed: Packed, tile: Tile, scale: float, window: int | None) -> Tensor:
     """Softmax of the scores: [kv heads, rows, before + length]."""
     scores = _products(rows.to(keys.dtype), keys, tile, keys.dtype).mul_(scale)
-    each = rows.shape[1] // (tile.count * tile.length)
     if window is None:
-        places = torch.arange(tile.length)
-        later = (places > places[:, None]).repeat_interleave(each, 0)
-        own = scores.view(len(scores), tile.count, -1, scores.shape[-1])[..., tile.before :]
-        own.masked_fill_(later, -math.inf)
+        hidden, unseen = scores[..., tile.before :], tile.unseen
     else:
-        scores.masked_fill_(_unseen(packed, tile, window).flatten(0, 1).repeat_interleave(each, 0), -math.inf)
+        hidden, unseen = scores, _unseen(packed, tile, window)
+    by_row = hidden.view(len(scores), tile.count, tile.length, -1, hidden.shape[-1])
+    by_row.masked_fill_(unseen[:, :, None], -math.inf)
     return scores.softmax(-1)
 
 

@@ -1,7 +1,8 @@
 """Which positions of packed groups see which, as tiles that attention is computed by.
 
 A group is packed as its prompt and, behind it, its completions. Each position sees those of its prompt and of its own
-completion up to itself. A square mask over all of that mostly says what is not seen; the tiles leave it out.
+completion up to itself. A square mask over all of a long group mostly says what is not seen, which the tiles leave out;
+a short one is a square.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ ROWS = 64
 """Positions of a run that are one block; what a block's own triangle wastes grows with it."""
 
 WHOLE = 128
-"""Completions up to this length are one block each."""
+"""Completions up to this length are one block each, and so are whole groups."""
 
 PAIRS = 2**16
 """Pairs of positions in a tile, so that what is computed of them for all heads stays in a processor's cache."""
@@ -25,12 +26,13 @@ PAIRS = 2**16
 class Tile:
     """`count` blocks of `length` positions that see the same positions before them: those of the slices `seen`.
 
-    Besides these each position sees those of its own block up to itself. `rows` are the positions of the blocks one
-    after the other [count x length], a slice where they lie so. Shorter blocks are filled up with their last position;
-    `real` [count x length] is then false there.
+    Of its own block a position sees what `unseen` [count or 1, length, length] does not hide from it. `rows` are the
+    positions of the blocks one after the other [count x length], a slice where they lie so. Shorter blocks are filled
+    up with their last position; `real` [count x length] is then false there.
     """
 
     seen: tuple[slice, ...]
+    unseen: Tensor
     rows: slice | Tensor
     real: Tensor | None
     count: int
@@ -56,38 +58,56 @@ def tiles(groups: Sequence[tuple[int, Sequence[int]]], device: str | torch.devic
     Every position is a row of exactly one tile.
     """
     found: list[Tile] = []
+    short: dict[range, Tensor] = {}
     start = 0
     for prompt, completions in groups:
-        found += _of_group(start, prompt, completions, device)
-        start += prompt + sum(completions)
+        end = start + prompt + sum(completions)
+        if end - start <= WHOLE:
+            short[range(start, end)] = _square(prompt, completions)
+        else:
+            found += _of_group(start, prompt, completions, device)
+        start = end
+    for alike in _alike(list(short), 0):
+        found.append(_tile((), alike, [short[block] for block in alike], device))
     return tuple(found)
+
+
+def _square(prompt: int, completions: Sequence[int]) -> Tensor:
+    """What each position of a group does not see of it."""
+    texts = torch.arange(1 + len(completions)).repeat_interleave(torch.tensor([prompt, *completions]))
+    return _triangle(len(texts)) | ((texts[:, None] != texts) & (texts != 0))
+
+
+def _triangle(length: int) -> Tensor:
+    places = torch.arange(length)
+    return places > places[:, None]
 
 
 def _of_group(start: int, length: int, completions: Sequence[int], device: str | torch.device) -> Iterator[Tile]:
     end = start + length
     if len(completions) == 1:
-        yield from _run((), start, end + completions[0])
+        yield from _run((), start, end + completions[0], device)
         return
-    yield from _run((), start, end)
+    yield from _run((), start, end, device)
     prompt = slice(start, end)
     blocks: list[range] = []
     for completion in completions:
         block = range(end, end + completion)
         end = block.stop
         if completion > WHOLE:
-            yield from _run((prompt,), block.start, block.stop)
+            yield from _run((prompt,), block.start, block.stop, device)
         elif completion:
             blocks.append(block)
     for alike in _alike(blocks, length):
-        yield _tile(prompt, alike, device)
+        yield _tile((prompt,), alike, [], device)
 
 
-def _run(seen: tuple[slice, ...], start: int, end: int) -> Iterator[Tile]:
+def _run(seen: tuple[slice, ...], start: int, end: int, device: str | torch.device) -> Iterator[Tile]:
     """Positions that each see `seen` and all of the run before themselves."""
     for at in range(start, end, ROWS):
         stop = min(at + ROWS, end)
         before = (*seen, slice(start, at)) if at > start else seen
-        yield Tile(before, slice(at, stop), None, 1, stop - at)
+        yield Tile(before, _triangle(stop - at)[None].to(device), slice(at, stop), None, 1, stop - at)
 
 
 def _alike(blocks: Sequence[range], prompt: int) -> Iterator[list[range]]:
@@ -105,11 +125,27 @@ def _alike(blocks: Sequence[range], prompt: int) -> Iterator[list[range]]:
         yield together
 
 
-def _tile(prompt: slice, blocks: Sequence[range], device: str | torch.device) -> Tile:
+def _tile(
+    seen: tuple[slice, ...], blocks: Sequence[range], squares: Sequence[Tensor], device: str | torch.device
+) -> Tile:
+    """A tile of these blocks, the longest first. `squares` say what each does not see of itself: by itself what comes
+    later."""
     length = len(blocks[0])
+    if squares:
+        unseen = torch.ones(len(blocks), length, length, dtype=torch.bool)
+        for number, square in enumerate(squares):
+            unseen[number, : len(square), : len(square)] = square
+            # What fills a block up has to see anything.
+            unseen[number, len(square) :] = False
+    else:
+        unseen = _triangle(length)[None]
     even = all(len(block) == length for block in blocks)
     if even and all(one.stop == other.start for one, other in pairwise(blocks)):
-        return Tile((prompt,), slice(blocks[0].start, blocks[-1].stop), None, len(blocks), length)
-    rows = torch.tensor([[min(block.start + place, block.stop - 1) for place in range(length)] for block in blocks])
-    real = torch.tensor([[place < len(block) for place in range(length)] for block in blocks])
-    return Tile((prompt,), rows.flatten().to(device), real.flatten().to(device), len(blocks), length)
+        whole = slice(blocks[0].start, blocks[-1].stop)
+        return Tile(seen, unseen.to(device), whole, None, len(blocks), length)
+    places = torch.arange(length)
+    starts, lengths = (
+        torch.tensor(values)[:, None] for values in zip(*((b.start, len(b)) for b in blocks), strict=True)
+    )
+    rows, real = starts + places.minimum(lengths - 1), places < lengths
+    return Tile(seen, unseen.to(device), rows.flatten().to(device), real.flatten().to(device), len(blocks), length)

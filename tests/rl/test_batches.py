@@ -21,12 +21,13 @@ def seen_by(batch: MicroBatch) -> list[list[int]]:
     for tile in batch.packed.tiles:
         places = torch.arange(width)[tile.rows].view(tile.count, tile.length)
         real = torch.ones_like(places) if tile.real is None else tile.real.view(places.shape)
-        for block, kept in zip(places.tolist(), real.tolist(), strict=True):
-            for number, place in enumerate(block):
+        unseen = tile.unseen.expand(tile.count, -1, -1)
+        for block, kept, hidden in zip(places, real.tolist(), unseen, strict=True):
+            for number, place in enumerate(block.tolist()):
                 if kept[number]:
                     assert place not in seen
                     line = torch.zeros(width, dtype=torch.long)
-                    for piece in (*tile.seen, block[: number + 1]):
+                    for piece in (*tile.seen, block[~hidden[number]]):
                         line[piece] = 1
                     seen[place] = line.tolist()
     return [seen[place] for place in range(width)]
