@@ -1,4 +1,4 @@
-"""How fast is a learning step? `python -m bench.update [--cells P50C32 P200C32] [--peer] [--json FILE]`.
+"""How fast is a learning step? `python -m bench.update [--cells P50C32 P200C32] [--peer] [--json FILE] [--plot FILE]`.
 
 One GRPO update of a LoRA adapter on the same groups of token ids, by a node's own policy (`rl.policy`) and, with
 `--peer`, by the `GRPOTrainer` of TRL (`pip install trl`), each in a process of its own, one after the other. P is the
@@ -29,11 +29,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import matplotlib as mpl
 from rich.console import Console
 from rich.table import Table
 
 from rl.batches import Group, Row
 from rl.settings import LearnerSettings
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
 
 CELLS = tuple(f"P{prompt}C{completion}" for completion in (32, 256) for prompt in (50, 200, 800))
 GROUPS = 8
@@ -336,6 +340,28 @@ def show(found: dict[str, dict[str, Measured]], model: _Model, rate: float, say:
     say.print(table)
 
 
+def draw(found: dict[str, dict[str, Measured]], model: _Model, rate: float, path: Path) -> None:
+    """Seconds of each way at each shape, and the limit, as bars on a logarithmic scale."""
+    figure, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+    names = {"trl": "TRL", "apart": "each completion with its prompt", "own": "swarmnode"}
+    bars = {
+        names[way]: [ways[way].median for ways in found.values()] for way in names if way in next(iter(found.values()))
+    }
+    bars["limit of this machine"] = [model.operations(Shape.of(cell)) / rate for cell in found]
+    for number, (name, seconds) in enumerate(bars.items()):
+        places = [cell + (number - (len(bars) - 1) / 2) * 0.8 / len(bars) for cell in range(len(found))]
+        axes.bar(places, seconds, 0.75 / len(bars), label=name)
+    axes.set(ylabel="seconds an update", yscale="log")
+    axes.set_xticks(range(len(found)), found)
+    axes.grid(axis="y", color="#e5e7eb", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, ncols=len(bars), loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
 def as_json(found: dict[str, dict[str, Measured]], model: _Model, rate: float) -> dict[str, dict[str, float]]:
     """The figures by cell, as `--json` writes them."""
     cells: dict[str, dict[str, float]] = {}
@@ -369,7 +395,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="measured updates")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--plot", type=Path, help="also draw them into this PNG")
+    parser.add_argument("--smoke", action="store_true", help="one small cell of the tiny model, to see that all works")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.model, arguments.cells, arguments.repeats = "tiny", ["P20C8"], 1
     try:
         shapes = [Shape.of(name) for name in arguments.cells]
     except ValueError as error:
@@ -380,6 +410,8 @@ def main() -> None:
     model, rate = answer(machine, settings)
     found = measure(settings, shapes, ways, arguments.repeats, arguments.peer_batches, console)
     show(found, model, rate, console)
+    if arguments.plot:
+        draw(found, model, rate, arguments.plot)
     if arguments.json:
         arguments.json.write_text(json.dumps(as_json(found, model, rate), indent=2) + "\n", encoding="utf-8")
 
