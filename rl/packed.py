@@ -111,7 +111,7 @@ class _Attention(torch.autograd.Function):
                 arriving.masked_fill_(fills[:, None], 0.0)
             for_scores = _softmax_backward(_products(arriving, value, tile, weights.dtype), weights)
             front, block = _apart(weights.to(dtype), tile)
-            front_scores, block_scores = _apart(for_scores.mul_(scale).to(dtype), tile)
+            front_scores, block_scores = _apart(for_scores.to(dtype), tile)
             seen, own = _keys(key, tile)
             by_block = (len(own), -1, key.shape[-1])
             found = torch.bmm(block_scores, own).view(shape)
@@ -122,7 +122,8 @@ class _Attention(torch.autograd.Function):
                 _add_seen(for_key, torch.bmm(front_scores.mT, rows), tile)
                 _add_seen(for_value, torch.bmm(front.mT, arriving), tile)
             _put(for_query, found, tile)
-        for_query = for_query.flatten(1, 2).transpose(0, 1)
+        # Scaled here rather than in every tile.
+        for_query, for_key = for_query.mul_(scale).flatten(1, 2).transpose(0, 1), for_key.mul_(scale)
         return for_query, for_key.to(dtype), for_value.to(dtype), None, None, None
 
 
@@ -159,17 +160,18 @@ def _keys(x: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor]:
 def _products(rows: Tensor, keys: Tensor, tile: Tile, dtype: torch.dtype) -> Tensor:
     """Each of `rows` with each of `keys` that its tile has: [kv heads, rows, before + length]."""
     seen, own = _keys(keys, tile)
-    products = rows.new_empty(*rows.shape[:2], tile.before + tile.length, dtype=dtype)
-    if seen is not None:
-        products[..., : tile.before] = torch.bmm(rows, seen.mT)
     block = torch.bmm(rows.view(len(own), -1, rows.shape[-1]), own.mT)
+    if seen is None:
+        return block.view(*rows.shape[:2], tile.length).to(dtype)
+    products = rows.new_empty(*rows.shape[:2], tile.before + tile.length, dtype=dtype)
+    products[..., : tile.before] = torch.bmm(rows, seen.mT)
     products[..., tile.before :] = block.view(*rows.shape[:2], tile.length)
     return products
 
 
 def _weights(rows: Tensor, keys: Tensor, packed: Packed, tile: Tile, scale: float, window: int | None) -> Tensor:
     """Softmax of the scores: [kv heads, rows, before + length]."""
-    scores = _products(rows.to(keys.dtype), keys, tile, keys.dtype).mul_(scale)
+    scores = _products(rows.to(keys.dtype) * scale, keys, tile, keys.dtype)
     if window is None:
         hidden, unseen = scores[..., tile.before :], tile.unseen
     else:
