@@ -20,8 +20,9 @@ from node.datadir import DataDir
 from node.disk import DiskFullError
 from node.errors import NodeError
 from node.exchange import DurablePool
+from node.heartbeat import SECONDS, Beat, SnapshotFile
 from node.identity import Identity
-from node.snapshot import SECONDS, Beat, Snapshot, SnapshotFile
+from node.snapshot import Snapshot
 from node.view import View
 from p2p.addresses import parse_address
 from p2p.host import HostSettings, ListenError, PortTakenError, open_host
