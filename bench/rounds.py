@@ -1,0 +1,212 @@
+"""Where does the time of a round go? `python -m bench.rounds [--models tiny auto] [--engines transformers vllm]`.
+
+Real nodes, by the product's settings: one alone (`silo`), and two that share (`swarm`). Seconds a round, means over the
+rounds after the first few: the parts of a round from the log of the node, where each is told as it begins, the learning
+step from its record. `between` is what is left of the wall-clock time from the beginning of one round to that of the
+next: record, checkpoint, view. `overhead` is all but sampling and learning, in parts of these two.
+"""
+
+import argparse
+import json
+import re
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from bench.nodes import ISOLATED, NodeFailed, failed, running
+from node.record import MetricsFile, Record
+from node.snapshot import Snapshot
+
+PARTS = ("draw", "generate", "score", "share", "mix", "update")
+ROUNDS = {"tiny": 100}
+"""So many of other models."""
+OTHERS = 12
+WARM = 5
+"""Rounds that do not count: the first are slower, and in a swarm have nothing of others yet."""
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Case:
+    """What runs. `settings` are words as of `--set`."""
+
+    model: str
+    engine: str
+    nodes: int
+    rounds: int
+    settings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """As the table has it."""
+        extra = f", {' '.join(self.settings)}" if self.settings else ""
+        return f"{self.model}, {self.engine}, {'silo' if self.nodes == 1 else f'{self.nodes} nodes'}{extra}"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Means over the rounds of all nodes of a case, in seconds. `external` are groups of others a round."""
+
+    rounds: int
+    wall: float
+    parts: Mapping[str, float]
+    between: float
+    external: float
+    reward: float
+
+    @property
+    def overhead(self) -> float:
+        """All but sampling and learning, in parts of these two."""
+        work = self.parts["generate"] + self.parts["update"]
+        return (self.wall - work) / work
+
+    def row(self, name: str) -> str:
+        """A line of the table, in milliseconds."""
+        parts = " | ".join(f"{1000 * self.parts[part]:.1f}" for part in PARTS)
+        return (
+            f"| {name} | {self.rounds} | {1000 * self.wall:.1f} | {parts} | {1000 * self.between:.1f} | "
+            f"{self.external:.1f} | {self.overhead:.1%} |"
+        )
+
+
+def phases(log: Path) -> list[tuple[str, float]]:
+    """What began, and when in seconds since 1970, by the JSON lines of a node's log."""
+    found = []
+    for line in log.read_text(encoding="utf-8").splitlines():
+        if '"event": "phase"' in line:
+            said = json.loads(line)
+            found.append((said["name"], datetime.fromisoformat(said["timestamp"]).timestamp()))
+    return found
+
+
+def shares(
+    records: Sequence[Record], told: Sequence[tuple[str, float]], warm: int
+) -> list[tuple[Record, dict[str, float]]]:
+    """Of each round after the first `warm`, but the last, its record and the seconds of its parts.
+
+    `wall` is from its beginning to that of the next.
+    """
+    begins = [place for place, (name, _) in enumerate(told) if name == "draw"]
+    found = []
+    for record, here, there in zip(records, begins, begins[1:], strict=False):
+        if record.round <= warm:
+            continue
+        seconds = dict.fromkeys(PARTS, 0.0) | {"wall": told[there][1] - told[here][1]}
+        for (name, begun), (_, ended) in zip(told[here:there], told[here + 1 : there + 1], strict=True):
+            if name in seconds:
+                seconds[name] += ended - begun
+        found.append((record, seconds | {"update": record.seconds_update}))
+    return found
+
+
+def mean_shares(rounds: Sequence[tuple[Record, dict[str, float]]]) -> Shares:
+    """Raises ValueError for no rounds."""
+    parts = {part: statistics.fmean(seconds[part] for _, seconds in rounds) for part in PARTS}
+    wall = statistics.fmean(seconds["wall"] for _, seconds in rounds)
+    return Shares(
+        rounds=len(rounds),
+        wall=wall,
+        parts=parts,
+        between=wall - sum(parts.values()),
+        external=statistics.fmean(record.external_groups for record, _ in rounds),
+        reward=statistics.fmean(record.reward_local for record, _ in rounds),
+    )
+
+
+def measure(case: Case, directory: Path, limit: float) -> Shares:
+    """Run a case in a directory of its own, for `limit` seconds at most. Raises NodeFailed."""
+    words = ["start", "--model", case.model, "--engine", case.engine, "--log-json", "--seed", "7", *ISOLATED]
+    words += ["--set", "log.level=debug", "--set", "api.dashboard=false"]
+    words += [word for setting in case.settings for word in ("--set", setting)]
+    directory.mkdir(parents=True)
+    places = [directory / f"node-{number}" for number in range(1, case.nodes + 1)]
+    records = {place: MetricsFile(place / "metrics.jsonl") for place in places}
+    deadline = time.monotonic() + limit
+    with ExitStack() as stack:
+        nodes = []
+        for place in places:
+            more = ["--silo"] if case.nodes == 1 else ["--listen", "/ip4/127.0.0.1/tcp/0"]
+            more += [] if place == places[0] else ["--join", _address(places[0], deadline)]
+            asked = [*words, *more, "--data-dir", str(place)]
+            nodes.append((asked, place, stack.enter_context(running(asked, place.with_suffix(".log")))))
+        while any(not (last := records[place].last(1)) or last[0].round <= case.rounds for place in places):
+            for asked, place, process in nodes:
+                if process.poll() is not None:
+                    raise failed(asked, place.with_suffix(".log"), f"ended with status {process.returncode}")
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
+        for _, _, process in nodes:
+            process.send_signal(signal.SIGTERM)
+        for _, _, process in nodes:
+            process.wait(120)
+    found = [shares(list(records[p].read()), phases(p.with_suffix(".log")), WARM) for p in places]
+    if not all(found):
+        raise NodeFailed(f"{case.name}: no more than {WARM} rounds within {limit:g} s")
+    return mean_shares([each for rounds in found for each in rounds])
+
+
+def _address(place: Path, deadline: float) -> str:
+    """Where the first node is reached, once it says so."""
+    while time.monotonic() < deadline:
+        try:
+            snapshot = Snapshot.model_validate_json((place / "swarm.json").read_bytes())
+        except (OSError, ValueError):
+            snapshot = None
+        if snapshot is not None and snapshot.addresses:
+            return snapshot.addresses[0]
+        time.sleep(_POLL_SECONDS)
+    raise NodeFailed(f"the node in {place} listens nowhere")
+
+
+def table(found: Mapping[str, Shares]) -> str:
+    """Markdown, in milliseconds."""
+    names = ["node", "rounds", "wall", *PARTS, "between", "external", "overhead"]
+    head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    return "\n".join([*head, *(each.row(name) for name, each in found.items())])
+
+
+def main() -> None:
+    """Measure, print, and write what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["tiny", "auto"], help="as [model] name")
+    parser.add_argument("--engines", nargs="+", choices=["transformers", "vllm"], default=["transformers"])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2], help="in a swarm; 1 trains alone")
+    parser.add_argument("--rounds", type=int, help=f"unless given {ROUNDS['tiny']} of tiny, {OTHERS} of others")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all nodes")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds that one case may take")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    parser.add_argument("--smoke", action="store_true", help="a few rounds of tiny alone, in ten seconds")
+    arguments = parser.parse_args()
+    cases = [
+        Case(model, engine, nodes, arguments.rounds or ROUNDS.get(model, OTHERS), tuple(arguments.set))
+        for model in arguments.models
+        for engine in arguments.engines
+        for nodes in arguments.nodes
+    ]
+    if arguments.smoke:
+        cases = [Case("tiny", "transformers", 1, WARM + 5, tuple(arguments.set))]
+    found: dict[str, Shares] = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="swarmnode-bench-") as directory:
+            for case in cases:
+                found[case.name] = measure(case, Path(directory) / re.sub(r"\W", "-", case.name), arguments.limit)
+                print(found[case.name].row(case.name), file=sys.stderr, flush=True)
+    except NodeFailed as error:
+        sys.exit(f"error: {error}")
+    print(table(found))
+    if arguments.json:
+        written = {name: {**asdict(each), "overhead": each.overhead} for name, each in found.items()}
+        arguments.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
