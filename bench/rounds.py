@@ -1,9 +1,10 @@
 """Where does the time of a round go? `python -m bench.rounds [--models tiny auto] [--engines transformers vllm]`.
 
-Real nodes, by the product's settings: one alone (`silo`), and two that share (`swarm`). Seconds a round, means over the
-rounds after the first few: the parts of a round from the log of the node, where each is told as it begins, the learning
-step from its record. `between` is what is left of the wall-clock time from the beginning of one round to that of the
-next: record, checkpoint, view. `overhead` is all but sampling and learning, in parts of these two.
+Real nodes, by the product's settings: one alone (`silo`), and two that share. Milliseconds a round, means over the
+rounds after the first few of all nodes: the parts of a round from the node's log, where each is told as it begins;
+sampling and the learning step from its record. `between` is what is left of the wall-clock time from one round to the
+next: record, checkpoint, view. `overhead` is what the clock shows beyond `generate` and `update`, in parts of both.
+`--set training.overlap=true` measures rounds that overlap: `waited` is what is then still waited for sampling.
 """
 
 import argparse
@@ -64,13 +65,13 @@ class Shares:
 
     @property
     def overhead(self) -> float:
-        """All but sampling and learning, in parts of these two."""
+        """What the clock shows beyond sampling and learning, in parts of both; below 0 where more overlaps."""
         work = self.parts["generate"] + self.parts["update"]
         return (self.wall - work) / work
 
     def row(self, name: str) -> str:
         """A line of the table, in milliseconds."""
-        parts = " | ".join(f"{1000 * self.parts[part]:.1f}" for part in PARTS)
+        parts = " | ".join(f"{1000 * self.parts[part]:.1f}" for part in [*PARTS, "waited"])
         return (
             f"| {name} | {self.rounds} | {1000 * self.wall:.1f} | {parts} | {1000 * self.between:.1f} | "
             f"{self.external:.1f} | {self.overhead:.1%} |"
@@ -87,35 +88,41 @@ def phases(log: Path) -> list[tuple[str, float]]:
     return found
 
 
-def shares(
-    records: Sequence[Record], told: Sequence[tuple[str, float]], warm: int
-) -> list[tuple[Record, dict[str, float]]]:
-    """Of each round after the first `warm`, but the last, its record and the seconds of its parts.
+Timed = tuple[Record, dict[str, float]]
+"""A round, and the seconds of its parts and of its `wall`."""
 
-    `wall` is from its beginning to that of the next.
+
+def shares(records: Sequence[Record], told: Sequence[tuple[str, float]], warm: int) -> list[Timed]:
+    """Each round after the first `warm`, but the last, from when its scoring begins to when that of the next does.
+
+    What is done ahead is not told as a part. Sampling and the learning step are as recorded: with overlap the first
+    goes by during other parts, and `waited` is what is waited for it.
     """
-    begins = [place for place, (name, _) in enumerate(told) if name == "draw"]
+    begins = [place for place, (name, _) in enumerate(told) if name == "score"]
     found = []
     for record, here, there in zip(records, begins, begins[1:], strict=False):
         if record.round <= warm:
             continue
-        seconds = dict.fromkeys(PARTS, 0.0) | {"wall": told[there][1] - told[here][1]}
+        seconds = dict.fromkeys([*PARTS, "waited"], 0.0) | {"wall": told[there][1] - told[here][1]}
         for (name, begun), (_, ended) in zip(told[here:there], told[here + 1 : there + 1], strict=True):
-            if name in seconds:
-                seconds[name] += ended - begun
-        found.append((record, seconds | {"update": record.seconds_update}))
+            place = "waited" if name == "generate" else name
+            if place in seconds:
+                seconds[place] += ended - begun
+        # Up to the next round's first part: the rest of it is between rounds.
+        recorded = {"generate": record.seconds_generate, "update": record.seconds_update}
+        found.append((record, seconds | recorded))
     return found
 
 
-def mean_shares(rounds: Sequence[tuple[Record, dict[str, float]]]) -> Shares:
+def mean_shares(rounds: Sequence[Timed]) -> Shares:
     """Raises ValueError for no rounds."""
-    parts = {part: statistics.fmean(seconds[part] for _, seconds in rounds) for part in PARTS}
+    parts = {part: statistics.fmean(seconds[part] for _, seconds in rounds) for part in [*PARTS, "waited"]}
     wall = statistics.fmean(seconds["wall"] for _, seconds in rounds)
     return Shares(
         rounds=len(rounds),
         wall=wall,
         parts=parts,
-        between=wall - sum(parts.values()),
+        between=wall - sum(seconds for part, seconds in parts.items() if part != "generate"),
         external=statistics.fmean(record.external_groups for record, _ in rounds),
         reward=statistics.fmean(record.reward_local for record, _ in rounds),
     )
@@ -169,7 +176,7 @@ def _address(place: Path, deadline: float) -> str:
 
 def table(found: Mapping[str, Shares]) -> str:
     """Markdown, in milliseconds."""
-    names = ["node", "rounds", "wall", *PARTS, "between", "external", "overhead"]
+    names = ["node", "rounds", "wall", *PARTS, "waited", "between", "external", "overhead"]
     head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     return "\n".join([*head, *(each.row(name) for name, each in found.items())])
 
