@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 from rl.errors import TrainingError
+from rl.protocols import Swarm
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import MAX_CHOICES, Phase, RoundPlan, Sapo, round_seed
 from rl.selection import Candidate, Fill, Positives, Selection, Uniform
@@ -132,7 +133,7 @@ class Surroundings:
         )
         return replace(STATS, refused=refused, refused_completions=len(refused), gate=-4.5)
 
-    def sapo(self, **changes: Any) -> Sapo:
+    def sapo(self, swarm: Swarm | None = None, **changes: Any) -> Sapo:
         plan = RoundPlan(
             origin="me",
             local=3,
@@ -145,7 +146,7 @@ class Surroundings:
             advantage="mean",
             seed=5,
         )
-        return Sapo(replace(plan, **changes), self, self, self, self, self, self.selection, self.phases.append)
+        return Sapo(replace(plan, **changes), self, self, self, self, swarm or self, self.selection, self.phases.append)
 
 
 async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_pooled() -> None:
