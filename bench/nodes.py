@@ -20,9 +20,9 @@ class NodeFailed(Exception):
     """A command that a benchmark ran went wrong. The message ends with what it said."""
 
 
-def command(*words: str) -> list[str]:
-    """`swarmnode WORDS`, ended with whoever starts it."""
-    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), sys.executable, "-m", "node.cli", *words]
+def command(*words: str, module: str = "node.cli") -> list[str]:
+    """`swarmnode WORDS`, or another program of ours, ended with whoever starts it."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), sys.executable, "-m", module, *words]
 
 
 def environment() -> dict[str, str]:
@@ -32,11 +32,11 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def running(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(words: Sequence[str], log: Path, module: str = "node.cli") -> Iterator[subprocess.Popen[bytes]]:
     """`swarmnode WORDS` until the block is left, which kills what has not ended. What it says goes into `log`."""
     with log.open("ab") as output:
         process = subprocess.Popen(
-            command(*words),
+            command(*words, module=module),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -37,30 +37,37 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """What runs. `settings` are words as of `--set`."""
+    """What runs. `settings` are words as of `--set`. Without `silo` a single node is in a swarm, too; `floods` is how many
+    others pour out rollouts to it (`bench.flood`).
+    """
 
     model: str
     engine: str
     nodes: int
     rounds: int
     settings: tuple[str, ...] = ()
+    silo: bool = True
+    floods: int = 0
 
     @property
     def name(self) -> str:
         """As the table has it."""
-        extra = f", {' '.join(self.settings)}" if self.settings else ""
-        return f"{self.model}, {self.engine}, {'silo' if self.nodes == 1 else f'{self.nodes} nodes'}{extra}"
+        who = "silo" if self.silo else "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        words = [self.model, self.engine, who, *self.settings]
+        return ", ".join([*words, f"{self.floods} that flood"] if self.floods else words)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Means over the rounds of all nodes of a case, in seconds. `external` are groups of others a round."""
+    """Means over the rounds of all nodes of a case, in seconds. `external` are groups of others a round, `received`
+    batches a second."""
 
     rounds: int
     wall: float
     parts: Mapping[str, float]
     between: float
     external: float
+    received: float
     reward: float
 
     @property
@@ -74,7 +81,7 @@ class Shares:
         parts = " | ".join(f"{1000 * self.parts[part]:.1f}" for part in [*PARTS, "waited"])
         return (
             f"| {name} | {self.rounds} | {1000 * self.wall:.1f} | {parts} | {1000 * self.between:.1f} | "
-            f"{self.external:.1f} | {self.overhead:.1%} |"
+            f"{self.received:.1f} | {self.external:.1f} | {self.overhead:.1%} |"
         )
 
 
@@ -124,6 +131,7 @@ def mean_shares(rounds: Sequence[Timed]) -> Shares:
         parts=parts,
         between=wall - sum(seconds for part, seconds in parts.items() if part != "generate"),
         external=statistics.fmean(record.external_groups for record, _ in rounds),
+        received=statistics.fmean(record.batches_received for record, _ in rounds) / wall,
         reward=statistics.fmean(record.reward_local for record, _ in rounds),
     )
 
@@ -140,10 +148,13 @@ def measure(case: Case, directory: Path, limit: float) -> Shares:
     with ExitStack() as stack:
         nodes = []
         for place in places:
-            more = ["--silo"] if case.nodes == 1 else ["--listen", "/ip4/127.0.0.1/tcp/0"]
+            more = ["--silo"] if case.silo else ["--listen", "/ip4/127.0.0.1/tcp/0"]
             more += [] if place == places[0] else ["--join", _address(places[0], deadline)]
             asked = [*words, *more, "--data-dir", str(place)]
             nodes.append((asked, place, stack.enter_context(running(asked, place.with_suffix(".log")))))
+        for number in range(case.floods):
+            stranger = [_address(places[0], deadline)]
+            stack.enter_context(running(stranger, directory / f"flood-{number}.log", "bench.flood"))
         while any(not (last := records[place].last(1)) or last[0].round <= case.rounds for place in places):
             for asked, place, process in nodes:
                 if process.poll() is not None:
@@ -176,7 +187,7 @@ def _address(place: Path, deadline: float) -> str:
 
 def table(found: Mapping[str, Shares]) -> str:
     """Markdown, in milliseconds."""
-    names = ["node", "rounds", "wall", *PARTS, "waited", "between", "external", "overhead"]
+    names = ["node", "rounds", "wall", *PARTS, "waited", "between", "batches/s", "external", "overhead"]
     head = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     return "\n".join([*head, *(each.row(name) for name, each in found.items())])
 
@@ -189,16 +200,22 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2], help="in a swarm; 1 trains alone")
     parser.add_argument("--rounds", type=int, help=f"unless given {ROUNDS['tiny']} of tiny, {OTHERS} of others")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all nodes")
+    parser.add_argument(
+        "--flood", type=int, nargs="+", default=[], metavar="N", help="instead: one node, N strangers that flood it"
+    )
     parser.add_argument("--limit", type=float, default=240.0, help="seconds that one case may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     parser.add_argument("--smoke", action="store_true", help="a few rounds of tiny alone, in ten seconds")
     arguments = parser.parse_args()
     cases = [
-        Case(model, engine, nodes, arguments.rounds or ROUNDS.get(model, OTHERS), tuple(arguments.set))
+        Case(model, engine, nodes, arguments.rounds or ROUNDS.get(model, OTHERS), tuple(arguments.set), nodes == 1)
         for model in arguments.models
         for engine in arguments.engines
         for nodes in arguments.nodes
     ]
+    if arguments.flood:
+        kinds = dict.fromkeys(replace(case, nodes=1, silo=False) for case in cases)
+        cases = [replace(case, floods=floods) for case in kinds for floods in arguments.flood]
     if arguments.smoke:
         cases = [Case("tiny", "transformers", 1, WARM + 5, tuple(arguments.set))]
     found: dict[str, Shares] = {}
