@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Case:
-    """What runs. `settings` are words as of `--set`. Without `silo` a single node is in a swarm, too; `floods` is how many
+    """What runs. `settings` are words of `--set`. Without `silo` a single node is in a swarm, too; `floods` is how many
     others pour out rollouts to it (`bench.flood`).
     """
 

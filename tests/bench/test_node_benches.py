@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench.rounds import PARTS, shares
+from tests.node.records import record
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -32,3 +35,32 @@ def test_waiting_for_a_node_is_measured(tmp_path: Path) -> None:
     }
     # A node's first round takes a learner, with torch; the others need neither.
     assert 0 < times["help"]["seconds"][0] < times["first round, transformers"]["seconds"][0]
+
+
+@pytest.mark.slow
+def test_the_time_of_a_round_is_told_apart(tmp_path: Path) -> None:
+    found, table = smoke("rounds", tmp_path / "rounds.json", "--set", "training.overlap=true")
+    ((name, shares_of),) = found.items()
+    assert f"| {name} | " in table
+    parts = shares_of["parts"]
+    assert parts["generate"] > parts["waited"] > 0, "part of the sampling goes by while the round before is scored"
+    whole = sum(parts[part] for part in [*PARTS, "waited"] if part != "generate") + shares_of["between"]
+    assert whole == pytest.approx(shares_of["wall"])
+
+
+def test_a_round_lasts_until_the_next_is_scored_and_what_was_warmed_up_does_not_count() -> None:
+    records = [record(n, seconds_generate=2.0, seconds_update=3.0) for n in (1, 2, 3)]
+    told = [("draw", 0.0), ("generate", 1.0)]
+    for begun in (3.0, 13.0, 23.0):
+        told += [("score", begun), ("share", begun + 1), ("mix", begun + 1.5), ("update", begun + 2)]
+        told += [("checkpoint", begun + 7), ("generate", begun + 8)]
+    ((second, seconds),) = shares(records, told, 1)
+    assert second.round == 2
+    assert seconds["wall"] == 10
+    assert {part: seconds[part] for part in ("score", "share", "mix", "waited")} == {
+        "score": 1,
+        "share": 0.5,
+        "mix": 0.5,
+        "waited": 2,
+    }
+    assert (seconds["generate"], seconds["update"]) == (2, 3), "as recorded: what follows the update is not of it"
