@@ -1,9 +1,11 @@
 """Tasks that only serve a block of code and end with it."""
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import trio
+
+from rl.nurseries import unwrapped
 
 
 @asynccontextmanager
@@ -17,18 +19,3 @@ async def background() -> AsyncIterator[trio.Nursery]:
         async with trio.open_nursery() as nursery:
             yield nursery
             nursery.cancel_scope.cancel()
-
-
-@contextmanager
-def unwrapped() -> Iterator[None]:
-    """Nurseries inside the block wrap errors into groups: one that is alone in them comes out as itself."""
-    try:
-        yield
-        return
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            (error,) = error.exceptions
-        if error is group:
-            raise
-    raise error

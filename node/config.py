@@ -43,6 +43,9 @@ PAPER_TASKS = (
 """The nine ReasoningGYM data sets of the controlled experiment (arXiv 2509.08721, section 4)."""
 
 
+RELAY = "none: a relay"
+"""What stands for the model of a node that has none."""
+
 MANY = 10**9
 """More than anybody needs, and little enough that no product with it overflows 64 bits."""
 

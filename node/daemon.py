@@ -10,7 +10,7 @@ from node import logs
 from node.api.control import Control
 from node.api.current import CurrentLearner
 from node.background import background
-from node.config import Config
+from node.config import RELAY, Config
 from node.contributing.opening import Office, Place, take_answers
 from node.datadir import DataDir
 from node.disk import Disk
@@ -25,7 +25,7 @@ from node.rounds import Rounds
 from node.scoring import open_checker, open_stream, warn_of_open_sandbox
 from node.sinks import open_sinks
 from node.stop import Stop, watch_signals
-from node.view import RELAY, NodeInfo, View, open_view
+from node.view import NodeInfo, View, open_view
 from rl.checkpoint import Checkpoint, CheckpointStore
 from rl.errors import CheckpointError
 from rl.pool import PoolError, SqlitePool

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.text import Text
 
 from node import logs
-from node.record import Record
+from node.record import Record, tokens_per_second
 from node.snapshot import Snapshot
 from node.text import clean
-from node.view import NodeInfo, tokens_per_second
+from node.view import NodeInfo
 from p2p.ids import short
 from rl.rollouts import ScoredGroup
 

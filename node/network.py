@@ -14,14 +14,15 @@ from typing import NoReturn, cast
 
 import trio
 
-from node.background import background, unwrapped
+from node.background import background
 from node.config import Config
 from node.datadir import DataDir
 from node.disk import DiskFullError
 from node.errors import NodeError
 from node.exchange import DurablePool
+from node.heartbeat import SECONDS, Beat, SnapshotFile
 from node.identity import Identity
-from node.snapshot import SECONDS, Beat, Snapshot, SnapshotFile
+from node.snapshot import Snapshot
 from node.view import View
 from p2p.addresses import parse_address
 from p2p.host import HostSettings, ListenError, PortTakenError, open_host
@@ -31,6 +32,7 @@ from p2p.host.nat import reachable
 from p2p.reasons import Reason
 from p2p.schema import MAX_NAME
 from p2p.swarm import Swarm, SwarmStatus, Watcher, open_swarm
+from rl.nurseries import unwrapped
 from rl.rollouts import ScoredGroup
 from verifiers.base import TaskRef
 from verifiers.sandbox import Sandbox

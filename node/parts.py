@@ -72,4 +72,5 @@ def plan_of(parts: Parts) -> RoundPlan:
         advantage=parts.config.training.advantage,
         seed=parts.seed,
         train=parts.config.training.train,
+        overlap=parts.config.training.overlap,
     )

@@ -1,6 +1,7 @@
 """The record of a run: `metrics.jsonl`, one JSON object a round. `docs/metrics.md` is its reference."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -118,3 +119,9 @@ class MetricsFile(RoundsFile[Record]):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, Record)
+
+
+def tokens_per_second(records: Sequence[Record]) -> float:
+    """Tokens sampled a second of sampling."""
+    seconds = sum(record.seconds_generate for record in records)
+    return sum(record.tokens_generated for record in records) / seconds if seconds > 0 else 0.0

@@ -149,7 +149,8 @@ class Rounds:
             await self._heed(learner)
             with parts.stop.interruptible():
                 await parts.disk.wait_for_room()
-                result = await sapo.round(self._done + 1)
+                number = self._done + 1
+                result = await sapo.round(number, another=number != self._last)
             if result is None:
                 return
             await self._record(result)
@@ -207,7 +208,7 @@ class Rounds:
         parts.current.number = self._done + 1
         parts.swarm.trained(result.first_used)
         self._furthest = max(self._furthest, self._done)
-        self._cursor = parts.stream.cursor
+        self._cursor = result.cursor
         per_kind = rewards_by_kind(result.local)
         for sink in parts.sinks:
             sink.write(record, per_kind)

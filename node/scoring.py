@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 
 import trio
 
-from node.background import unwrapped
 from node.config import Config
 from node.view import View
+from rl.nurseries import unwrapped
 from verifiers.base import VerifierError
 from verifiers.sandbox import Sandbox, open_sandbox
 from verifiers.settings import MixEntry

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from node.config import Config
+from node.config import RELAY, Config
 from node.config_sources import load_run
 from node.datadir import DataDir
 from node.evaluations import EvaluationRecord, EvaluationsFile, best_first, told
@@ -15,7 +15,6 @@ from node.identity import Identity
 from node.record import MetricsFile, Record
 from node.snapshot import STALE_SECONDS, Contribution, Snapshot, read_snapshot
 from node.text import clean
-from node.view import RELAY
 from rl.checkpoint import STATE, CheckpointReader
 from rl.pool import PoolError, SqlitePool
 

@@ -13,16 +13,12 @@ from typing import Protocol
 
 from node import logs
 from node.config import LogSettings
-from node.record import Record
+from node.record import Record, tokens_per_second
 from node.snapshot import Snapshot
 from rl.rollouts import ScoredGroup
 
 _SPOKEN_SECONDS = 30.0
 """How often the plain view reports on one phase that takes long."""
-
-
-RELAY = "none: a relay"
-"""What stands for the model of a node that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +152,3 @@ class PlainView:
     def message(self, level: str, text: str) -> None:
         """See `View`."""
         getattr(self._log, level)(text)
-
-
-def tokens_per_second(records: Sequence[Record]) -> float:
-    """Tokens sampled a second of sampling."""
-    seconds = sum(record.seconds_generate for record in records)
-    return sum(record.tokens_generated for record in records) / seconds if seconds > 0 else 0.0

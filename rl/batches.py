@@ -27,6 +27,7 @@ class Row:
     """A completion to train on: its token ids (at least one; EOS included if it finished) and its advantage.
 
     `sampled` are the engine's log-probs for those tokens where it reported them. `external` rows are text of others.
+    `stale` rows were sampled by this policy before its last step, and have `sampled`.
     Rows are compared by identity.
     """
 
@@ -34,6 +35,7 @@ class Row:
     advantage: float
     sampled: tuple[float, ...] | None = None
     external: bool = False
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -194,7 +194,8 @@ class Learner:
             if len(tokens) > room:
                 log.debug("a completion of %d tokens from %s is left out: too long", len(tokens), scored.origin)
             elif tokens:
-                rows.append(Row(tokens, advantage, sampled, external))
+                stale = sampled is not None and scored.group.policy_step != self.policy.step
+                rows.append(Row(tokens, advantage, sampled, external, stale))
         return Group(tuple(prompt), tuple(rows))
 
     @property

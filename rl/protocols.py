@@ -4,7 +4,7 @@
 ones.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
@@ -33,6 +33,11 @@ class TaskSource(Protocol):
 
     async def draw(self, count: int) -> list[Task]:
         """The next `count` tasks, none of them held out."""
+        ...
+
+    @property
+    def cursor(self) -> Mapping[str, int]:
+        """Where the stream stands, behind the tasks that were drawn last."""
         ...
 
 

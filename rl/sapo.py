@@ -1,13 +1,15 @@
 """The round of SAPO (arXiv 2509.08721, section 3, Algorithm 1): draw - generate - score - share - mix - update.
 
-Each node runs its rounds by itself and waits for nobody: a round without any group of others is a good round.
+Each node runs its rounds by itself and waits for nobody: a round without any group of others is a good round. Tasks
+of the next round are drawn while this one samples. With `RoundPlan.overlap` its completions are sampled, too, before
+this one's update: by a policy that is one learning step older than the one they train.
 """
 
 import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -16,11 +18,12 @@ import trio
 
 from rl.advantage import advantages
 from rl.errors import TrainingError
+from rl.nurseries import unwrapped
 from rl.protocols import Learner, Pool, Scorer, Swarm, TaskSource
 from rl.rollouts import RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.selection import Room, Selection
 from rl.sharing import Share, shared
-from verifiers.base import VerifierError
+from verifiers.base import Task, VerifierError
 
 Phase = Literal["draw", "generate", "score", "share", "mix", "update"]
 
@@ -38,6 +41,9 @@ class RoundPlan:
     are for one origin at most (see `rl.selection.Room`). `seed` fixes all sampling: round r of two runs with one seed
     draws, samples, chooses and shuffles alike, so a round done again after a crash is the same round, as far as the
     same groups of others are there. Without `train` a round ends once it has shared.
+
+    With `overlap` the next round is sampled while this one is scored and shared. Its policy is then that before this
+    round's update, except after a crash or a stop: what was sampled ahead is lost, and sampled again after the update.
     """
 
     origin: str
@@ -51,16 +57,18 @@ class RoundPlan:
     advantage: Literal["group", "mean"]
     seed: int
     train: bool = True
+    overlap: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """What a finished round leaves behind. Seconds are wall-clock time; `seconds_share` covers share and mix.
+    `seconds_generate` may have gone by in the round before.
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
     verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was (`problem`
     says how), or if there was to be none. `first_used` counts, by origin, the external groups that were trained on and
-    in no round before.
+    in no round before. `cursor` is where the task source stood behind the tasks of this round.
     """
 
     number: int
@@ -75,6 +83,7 @@ class RoundResult:
     seconds_share: float
     seconds_update: float
     first_used: Mapping[str, int] = field(default_factory=dict)
+    cursor: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def reward_local(self) -> float:
@@ -97,8 +106,26 @@ class RoundResult:
         return sum(len(c.tokens or ()) for scored in self.local for c in scored.group.completions)
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Tasks, and where the source stood behind them."""
+
+    tasks: Sequence[Task]
+    cursor: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What round `number` begins with."""
+
+    number: int
+    rollouts: Sequence[RolloutGroup]
+    cursor: Mapping[str, int]
+    seconds: float
+
+
 class Sapo:
-    """Runs rounds. `on_phase` is told which part of a round begins."""
+    """Runs rounds, one after the other. `on_phase` is told which part of a round begins."""
 
     def __init__(
         self,
@@ -119,47 +146,81 @@ class Sapo:
         self._swarm = swarm
         self._selection = selection
         self._on_phase = on_phase
+        self._drawn: _Drawn | None = None
+        self._sampled: _Sampled | None = None
 
-    async def round(self, number: int) -> RoundResult:
-        """One round. The update is its last step: if this is cancelled before, the policy is as it was."""
+    async def round(self, number: int, *, another: bool = False) -> RoundResult:
+        """One round. The update is its last step: if this is cancelled before, the policy is as it was.
+
+        `another` is to follow: it is begun meanwhile, as far as the plan allows.
+        """
         plan = self._plan
         watch = _Watch(self._on_phase)
-        watch.begin("draw")
-        tasks = await self._source.draw(plan.local)
-
-        watch.begin("generate")
-        rollouts = await self._learner.generate(tasks, plan.sampling, round_seed(plan.seed, number, "generate"))
-
-        watch.begin("score")
-        local = await self._score(rollouts, number)
-
-        watch.begin("share")
-        await self._pool.add(local)
-        sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
+        sampled, self._sampled = self._sampled, None
+        if sampled is None or sampled.number != number:
+            sampled = await self._sample(number, another, watch.begin)
+        # Nothing is begun ahead during the update: once that has been made, the round must not fail or be cancelled.
+        with unwrapped():
+            async with trio.open_nursery() as ahead:
+                if another and plan.overlap:
+                    ahead.start_soon(self._sample_ahead, number + 1)
+                watch.begin("score")
+                local = await self._score(sampled.rollouts, number)
+                watch.begin("share")
+                await self._pool.add(local)
+                sent = await self._swarm.share(shared(local, plan.share, self._random(number, "share")), number)
+                if ahead.child_tasks:
+                    watch.begin("generate")
 
         external: dict[int, ScoredGroup] = {}
         stats: UpdateStats | None = None
         problem, first_used = "", Counter[str]()
         if plan.train:
             watch.begin("mix")
-            external, new = await self._mix(number, local)
+            external, parts, new = await self._mix(number, local)
             watch.begin("update")
-            stats, problem, first_used = await self._update(number, local, external, new)
+            stats, problem, first_used = await self._update(number, local, external, parts, new)
         seconds = watch.end()
         return RoundResult(
             number=number,
             local=tuple(local),
             external=tuple(external.values()),
-            unscored=len(rollouts) - len(local),
+            unscored=len(sampled.rollouts) - len(local),
             batches_sent=sent,
             stats=stats,
             problem=problem,
-            seconds_generate=seconds["generate"],
+            seconds_generate=sampled.seconds,
             seconds_score=seconds["score"],
             seconds_share=seconds["share"] + seconds.get("mix", 0.0),
             seconds_update=seconds.get("update", 0.0),
             first_used=first_used,
+            cursor=sampled.cursor,
         )
+
+    async def _sample(self, number: int, another: bool, begin: Callable[[Phase], None]) -> _Sampled:
+        """Draw and generate of round `number`; where `another` follows, its tasks are drawn meanwhile."""
+        plan = self._plan
+        if self._drawn is None:
+            begin("draw")
+            await self._draw()
+        drawn, self._drawn = self._drawn, None
+        assert drawn is not None
+        begin("generate")
+        begun = time.monotonic()
+        with unwrapped():
+            async with trio.open_nursery() as nursery:
+                if another:
+                    nursery.start_soon(self._draw)
+                seed = round_seed(plan.seed, number, "generate")
+                rollouts = await self._learner.generate(drawn.tasks, plan.sampling, seed)
+                seconds = time.monotonic() - begun
+        return _Sampled(number, rollouts, drawn.cursor, seconds)
+
+    async def _draw(self) -> None:
+        self._drawn = _Drawn(await self._source.draw(self._plan.local), self._source.cursor)
+
+    async def _sample_ahead(self, number: int) -> None:
+        self._sampled = await self._sample(number, True, lambda phase: None)
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
         """This node's own rewards and the advantages inside each group, in the order of `rollouts`.
@@ -187,47 +248,52 @@ class Sapo:
             if reward
         ]
 
-    async def _mix(self, number: int, local: Sequence[ScoredGroup]) -> tuple[dict[int, ScoredGroup], set[int]]:
-        """Groups of others by their id in the pool, chosen among those of which something fits the model; and which of
-        them no round has trained on.
+    async def _mix(
+        self, number: int, local: Sequence[ScoredGroup]
+    ) -> tuple[dict[int, ScoredGroup], list[ScoredGroup], set[int]]:
+        """Groups of others by their id in the pool, chosen among those of which something fits the model; what of each
+        is trained on, in the same order; and which of them no round has trained on.
         """
         plan = self._plan
         if plan.external == 0:
-            return {}, set()
+            return {}, [], set()
         informative = sum(group.informative for group in local)
         room = Room(number, plan.local, informative, plan.external, plan.per_peer, plan.sampling.samples)
         random = self._random(number, "mix")
         candidates = await self._pool.candidates(number - plan.max_age, plan.reuse)
         external: dict[int, ScoredGroup] = {}
+        parts: list[ScoredGroup] = []
         refused: set[int] = set()
         for _ in range(MAX_CHOICES):
             chosen = [c.id for c in self._selection.choose(candidates, room, random)]
             groups = await self._pool.take(chosen)
-            parts = self._parts(groups.values())
-            fits = await self._learner.fits(parts) if groups else []
+            found = [self._selection.part(group, plan.sampling.samples) for group in groups.values()]
+            fits = await self._learner.fits(found) if groups else []
             external = {key: groups[key] for key, fit in zip(groups, fits, strict=True) if fit}
+            parts = [part for part, fit in zip(found, fits, strict=True) if fit]
             if len(external) == len(chosen):
                 break
             # Chosen anew as a whole, so that the choice is what it would be had the misfits never been there.
             refused.update(set(chosen) - external.keys())
             candidates = [candidate for candidate in candidates if candidate.id not in refused]
         await self._pool.settle(external, refused, number)
-        return external, {candidate.id for candidate in candidates if candidate.uses == 0} & external.keys()
+        return external, parts, {candidate.id for candidate in candidates if candidate.uses == 0} & external.keys()
 
     async def _update(
-        self, number: int, local: Sequence[ScoredGroup], external: Mapping[int, ScoredGroup], new: set[int]
+        self,
+        number: int,
+        local: Sequence[ScoredGroup],
+        external: Mapping[int, ScoredGroup],
+        parts: Sequence[ScoredGroup],
+        new: set[int],
     ) -> tuple[UpdateStats | None, str, Counter[str]]:
         """The learning step: (what it did, else what went wrong, the origins of the groups that were used first)."""
-        parts = self._parts(external.values())
         try:
             stats = await self._learner.update([*local, *parts], round_seed(self._plan.seed, number, "update"))
         except TrainingError as error:
             return None, str(error), Counter()
         refused = await self._refuse(stats, len(local), list(external), number)
         return stats, "", Counter(external[key].origin for key in new - refused)
-
-    def _parts(self, groups: Iterable[ScoredGroup]) -> list[ScoredGroup]:
-        return [self._selection.part(group, self._plan.sampling.samples) for group in groups]
 
     async def _refuse(self, stats: UpdateStats, local: int, external: Sequence[int], number: int) -> set[int]:
         """Do not choose again what the likelihood gate has refused, once it knows what it goes by. Returns its ids."""
@@ -257,7 +323,10 @@ class _Watch:
     def end(self) -> dict[Phase, float]:
         """Seconds of each phase."""
         ends = [*(begun for _, begun in self._begun[1:]), time.monotonic()]
-        return {phase: end - begun for (phase, begun), end in zip(self._begun, ends, strict=True)}
+        seconds: dict[Phase, float] = {}
+        for (phase, begun), end in zip(self._begun, ends, strict=True):
+            seconds[phase] = seconds.get(phase, 0.0) + end - begun
+        return seconds
 
 
 def _mean_reward(groups: Sequence[ScoredGroup]) -> float:

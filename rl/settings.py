@@ -168,6 +168,12 @@ class TrainingSettings(Section):
     """Groups whose rewards are all equal have no gradient but that of the KL term, if `kl` is above 0. `drop` leaves
     them out altogether, that term included; `keep` lets their tokens count in the average and in that term."""
 
+    overlap: bool = False
+    """Sample the next round while this one is scored and shared. It pays where scoring takes long. It costs memory for
+    the rollouts of one more round, and completions come from a policy one learning step older than the one they train:
+    the loss takes their ratio to the policy that sampled them, and what a crash or a stop interrupts is not sampled
+    again alike. Engine and learning step take turns all the same."""
+
     gate: bool = True
     """The likelihood gate: rewarded completions of other nodes that this policy would hardly ever say, by what it says
     itself, are not trained on. It keeps out right answers with junk around them that verifiers skip."""

@@ -1,5 +1,6 @@
 """What a learning step knows of its tokens before it goes over them, and what it counts while it does."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -8,6 +9,10 @@ from torch import Tensor
 
 from rl.batches import Row
 from rl.loss import LossTerms, TokenBatch
+
+MAX_STALE_RATIO = 2.0
+"""Truncated importance sampling (Ionides, 2008): the ratio of a token that the policy that sampled it found unlikely is
+not bounded by the clipping where its advantage is negative, and rounding in the engine alone can make it large."""
 
 
 @dataclass(slots=True)
@@ -19,7 +24,8 @@ class Known:
 
     def token_batch(self, rows: Sequence[Row], logprobs: Tensor, weights: Mapping[Row, float]) -> TokenBatch:
         """What the loss needs of these rows' tokens, [N], from their log-probs now and the weight of each token of a
-        row. If nothing is known of the old policy, it is the one of now.
+        row. The old policy of a stale row is the one that sampled it, at most MAX_STALE_RATIO from the one of now. That
+        of the others is the one known as old, or if none is, the one of now.
         """
         counts = torch.tensor([len(row.tokens) for row in rows], device=logprobs.device)
 
@@ -31,7 +37,7 @@ class Known:
 
         return TokenBatch(
             logprobs=logprobs,
-            old_logprobs=recall(self.old) if self.old else logprobs.detach(),
+            old_logprobs=_old(rows, recall(self.old) if self.old else logprobs.detach(), logprobs.detach()),
             advantages=spread([row.advantage for row in rows]),
             weights=spread([weights[row] for row in rows]),
             reference=recall(self.reference) if self.reference else None,
@@ -66,7 +72,7 @@ class Totals:
 
     def add_gap(self, row: Row, logprobs: Tensor) -> None:
         """Count how far the engine was from these log-probs of the row's tokens, if it reported any."""
-        if row.sampled is not None:
+        if row.sampled is not None and not row.stale:
             self.gap += float((logprobs - torch.tensor(row.sampled, device=logprobs.device)).abs().sum())
             self.gap_tokens += len(row.tokens)
 
@@ -74,3 +80,15 @@ class Totals:
     def of(cls, parts: Sequence["Totals"]) -> "Totals":
         """The sum of the parts."""
         return cls(**{f.name: sum(getattr(part, f.name) for part in parts) for f in fields(cls)})
+
+
+def _old(rows: Sequence[Row], old: Tensor, now: Tensor) -> Tensor:
+    """Log-probs of the old policy, [N]: `old`, but of stale rows what their sampler said, truncated against `now`."""
+    if not any(row.stale for row in rows):
+        return old
+    parts = list(torch.split(old, [len(row.tokens) for row in rows]))
+    for place, (row, current) in enumerate(zip(rows, torch.split(now, [len(row.tokens) for row in rows]), strict=True)):
+        if row.stale:
+            reported = torch.tensor(row.sampled, device=now.device)
+            parts[place] = torch.maximum(reported, current - math.log(MAX_STALE_RATIO))
+    return torch.cat(parts)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from node.api.contact import Contact, find_contact
-from node.api.guard import CLAIM
+from node.api.contact import CLAIM, Contact, find_contact
 from node.datadir import DataDir
 from node.errors import NodeError
 

@@ -17,6 +17,10 @@ from node.errors import NodeError
 
 CONTACT, TOKEN = "api.json", "api.token"
 
+CLAIM = b"x-swarmnode"
+"""A header without meaning. A page of another site cannot send it: its browser would first ask whether it may, and is
+never told yes."""
+
 
 class TokenError(NodeError):
     """The file with the token cannot be used."""

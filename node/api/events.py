@@ -5,7 +5,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from node.api.feed import Feed
-from node.background import unwrapped
+from rl.nurseries import unwrapped
 
 BEAT_SECONDS = 15.0
 """Between two signs of life, by which a reader that has gone is noticed."""

@@ -13,14 +13,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from node.api.contact import CLAIM
 from node.api.errors import ApiError
 
 MAX_REQUESTS = 64
 """Requests in hand at a time, event streams included; one more is told to come back later."""
-
-CLAIM = b"x-swarmnode"
-"""A header without meaning. A page of another site cannot send it: its browser would first ask whether it may, and is
-never told yes."""
 
 _SAFE = {"GET", "HEAD"}
 

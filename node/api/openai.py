@@ -17,7 +17,7 @@ from node.api.asked import parse
 from node.api.body import read_body
 from node.api.current import Absent
 from node.api.errors import ApiError
-from node.background import unwrapped
+from rl.nurseries import unwrapped
 from rl.rollouts import ChatAnswer
 
 MAX_BODY = 2**20

@@ -9,9 +9,8 @@ from typing import Any
 
 from node.api.client import NoAnswer, NodeClient
 from node.datadir import DataDir
-from node.record import Record
+from node.record import Record, tokens_per_second
 from node.text import clean
-from node.view import tokens_per_second
 
 _LOOK_SECONDS = 0.3
 

@@ -5,11 +5,11 @@ from typing import Protocol
 
 import trio
 
-from node.background import unwrapped
 from node.contributing.answers import NoAnswer
 from node.contributing.desk import Desk, Question
 from node.errors import NodeError
 from node.text import clean
+from rl.nurseries import unwrapped
 from verifiers.base import Task
 
 IN_VAIN = 3

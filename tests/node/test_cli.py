@@ -135,6 +135,20 @@ def test_help_does_not_wait_for_the_learning_libraries() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize("flags", [["--json"], ["--check"]])
+def test_a_look_at_a_node_takes_neither_an_event_loop_nor_an_http_server(flags: list[str], data_dir: Path) -> None:
+    script = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom node.cli import app\n"
+        "CliRunner().invoke(app, ['status', '--data-dir', *sys.argv[1:]])\n"
+        "assert 'node.datadir' in sys.modules\n"
+        "print([name for name in ('trio', 'starlette', 'structlog', 'rich', 'torch', 'libp2p', 'numpy')"
+        " if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", script, str(data_dir), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+
+
 def test_status_tells_how_far_a_node_is(data_dir: Path, tmp_path: Path) -> None:
     status = json.loads(swarmnode("status", "--json", "--data-dir", str(data_dir), cwd=tmp_path).stdout)
     assert status["node_id"] == Identity.load(data_dir / "identity.key").node_id

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.snapshot import Beat, Lag, PeerRow, Snapshot, SnapshotFile, read_snapshot
+from node.heartbeat import Beat, SnapshotFile
+from node.snapshot import Lag, PeerRow, Snapshot, read_snapshot
 
 SNAPSHOT = Snapshot(
     time=1.0,

@@ -21,17 +21,18 @@ from rl.rollouts import Completion, RolloutGroup, ScoredGroup
 from tests.p2p.fakes import FakePool, FakeTasks, numbers
 from tests.p2p.forging import batch, key, peer, ref
 from tests.p2p.test_memory import Log
+from tests.rl.test_sapo import Surroundings
 from verifiers.base import Task
 
 INDICES = numbers()(1000)
 
 
-def groups(first: int, count: int, answers: int = 2) -> list[ScoredGroup]:
+def groups(first: int, count: int, answers: int = 2, config: str = ref().config) -> list[ScoredGroup]:
     """A round's own groups; which one is told by its place."""
     return [
         ScoredGroup(
             RolloutGroup(
-                Task(ref(INDICES[place]), "fake", f"question {INDICES[place]}", "right"),
+                Task(ref(INDICES[place], config=config), "fake", f"question {INDICES[place]}", "right"),
                 tuple(Completion("right" if n == 0 else f"wrong {n}", True) for n in range(answers)),
                 1,
             ),
@@ -134,6 +135,24 @@ async def test_two_nodes_share_what_they_sampled(nursery: trio.Nursery, autojump
         assert row.score > 0
         assert row.rejected == {}
         assert json.loads(json.dumps(dataclasses.asdict(status)))["peer_id"] == first.peer
+
+
+async def test_a_round_ends_while_what_others_sent_is_stuck_in_its_check(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    async with swarm(MemoryNetwork(nursery), 2) as (first, second):
+        await trio.sleep(1)
+        for number in range(40):
+            await second.swarm.share(groups(4 * number, 4, config="do hang"), number)
+        while not first.swarm.status().waiting:
+            await trio.sleep(0.1)
+        around = Surroundings()
+        # Of a clock that jumps ahead while a thread works.
+        with trio.fail_after(3600):
+            result = await around.sapo(swarm=first.swarm).round(1)
+        assert (result.batches_sent, result.stats is None) == (1, False)
+        assert first.swarm.status().waiting > 0
+        assert first.pool.groups == [], "not one of them has passed"
 
 
 async def test_a_relay_passes_on_what_others_send_and_keeps_it_for_those_who_missed_it(

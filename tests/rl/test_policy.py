@@ -1,10 +1,12 @@
 """The learning step on a real, small model."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from rl.batches import Group, Row
 from rl.learner import Learner
 from rl.rollouts import Completion, RolloutGroup, Sampling
 from rl.settings import TrainingSettings
@@ -57,6 +59,44 @@ def test_gradient_is_that_of_the_written_out_loss(make_learner: MakeLearner) -> 
     expected = {n: m.grad for n, m in zip(weights.names, weights.masters, strict=True) if m.grad is not None}
     live = [group for group in groups if any(row.advantage for row in group.rows)]
     assert_close(expected, gradients(learner, live), 5e-5)
+
+
+def test_a_token_of_an_older_policy_counts_by_its_ratio_to_it_clipped_and_truncated(make_learner: MakeLearner) -> None:
+    learner = warm(make_learner(training=UNCLIPPED))
+    tokens, prompt = tuple(range(40, 50)), tuple(range(7))
+    [plain] = learner.policy.logprobs([Group(prompt, (Row(tokens, 0.0),))]).values()
+    # How far the policy has moved from what sampled, and what is left of each token's gradient.
+    moved = [-1.0, -0.3, -0.1, 0.0, 0.1, 0.2, 0.3, 0.6, 0.8, 3.0]
+    ratios = [math.exp(one) for one in moved]
+    left = {1.0: [r if r < 1.28 else 0.0 for r in ratios], -1.0: [min(r, 2.0) if r > 0.8 else 0.0 for r in ratios]}
+    sampled = tuple(float(now) - one for now, one in zip(plain, moved, strict=True))
+    for advantage, weights in left.items():
+        whole = gradients(learner_like(make_learner), [Group(prompt, (Row(tokens, advantage, sampled, stale=True),))])
+        apart: dict[str, torch.Tensor] = {}
+        for place, weight in enumerate(weights):
+            # The tokens before it are context alone.
+            row = Row(tokens[place : place + 1], weight * advantage / len(tokens))
+            for name, gradient in gradients(
+                learner_like(make_learner), [Group(prompt + tokens[:place], (row,))]
+            ).items():
+                apart[name] = apart.get(name, 0) + gradient
+        assert_close(apart, whole, 1e-4)
+
+
+def learner_like(make_learner: MakeLearner) -> Learner:
+    """The same policy each time."""
+    return warm(make_learner(training=UNCLIPPED))
+
+
+def test_what_was_sampled_before_the_last_step_is_clipped_and_says_nothing_of_the_engine(
+    make_learner: MakeLearner, tasks: list[Task]
+) -> None:
+    learner = make_learner(training={"lr": 0.05})
+    now, ahead = ([scored(g, [1, 0, 0, 1]) for g in learner.generate(tasks, Sampling(4, 8), seed)] for seed in (1, 2))
+    assert learner.update(now, 0).clip_fraction == 0
+    stats = learner.update(ahead, 0)
+    assert stats.clip_fraction > 0
+    assert stats.engine_logprob_gap is None
 
 
 def test_zero_variance_groups_count_only_if_kept(make_learner: MakeLearner, tasks: list[Task]) -> None:

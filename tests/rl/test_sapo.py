@@ -1,12 +1,15 @@
 """The round, against small stand-ins for the processes around it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from rl.errors import TrainingError
+from rl.protocols import Swarm
 from rl.rollouts import Completion, RolloutGroup, Sampling, ScoredGroup, UpdateStats
 from rl.sapo import MAX_CHOICES, Phase, RoundPlan, Sapo, round_seed
 from rl.selection import Candidate, Fill, Positives, Selection, Uniform
@@ -24,6 +27,10 @@ STATS = UpdateStats(
     engine_logprob_gap=None,
     token_budget=8192,
 )
+
+
+class EngineBroken(Exception):
+    pass
 
 
 class Surroundings:
@@ -47,6 +54,9 @@ class Surroundings:
         self.shared: list[tuple[list[ScoredGroup], int]] = []
         self.selection: Selection = Uniform()
         self.unlikely: set[int] = set()
+        self.story: list[str] = []
+        self.breaks_at: int | None = None
+        self.scoring: trio.Event | None = None
 
     def receive(self, *origins: str) -> None:
         """Groups of others, with ids and indices 0, 1, 2 ..."""
@@ -80,6 +90,10 @@ class Surroundings:
         self.shared.append((list(groups), number))
         return 2
 
+    @property
+    def cursor(self) -> Mapping[str, int]:
+        return {"position": self.drawn}
+
     async def draw(self, count: int) -> list[Task]:
         self.drawn += count
         return [
@@ -89,10 +103,16 @@ class Surroundings:
 
     async def generate(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> list[RolloutGroup]:
         self.seeds.append(seed)
+        round_of = tasks[-1].ref.index // len(tasks)
+        self.story.append(f"sample {round_of}")
+        if round_of == self.breaks_at:
+            raise EngineBroken("no engine")
         completions = tuple(Completion(str(n), True, tokens=(n, 0)) for n in range(1, sampling.samples + 1))
         return [RolloutGroup(task, completions, 0) for task in tasks]
 
     async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
+        if self.scoring is not None:
+            await self.scoring.wait()
         if task.answer in self.unscorable:
             raise VerifierError("the verifier is broken")
         return [float(text == task.answer) for text in completions]
@@ -102,6 +122,7 @@ class Surroundings:
 
     async def update(self, groups: Sequence[ScoredGroup], seed: int) -> UpdateStats:
         self.seeds.append(seed)
+        self.story.append(f"update {groups[0].round}")
         if self.diverges:
             raise TrainingError("the loss is nan")
         self.trained.extend(groups)
@@ -112,7 +133,7 @@ class Surroundings:
         )
         return replace(STATS, refused=refused, refused_completions=len(refused), gate=-4.5)
 
-    def sapo(self, **changes: Any) -> Sapo:
+    def sapo(self, swarm: Swarm | None = None, **changes: Any) -> Sapo:
         plan = RoundPlan(
             origin="me",
             local=3,
@@ -125,7 +146,7 @@ class Surroundings:
             advantage="mean",
             seed=5,
         )
-        return Sapo(replace(plan, **changes), self, self, self, self, self, self.selection, self.phases.append)
+        return Sapo(replace(plan, **changes), self, self, self, self, swarm or self, self.selection, self.phases.append)
 
 
 async def test_a_round_scores_with_its_own_verifiers_and_trains_on_what_it_pooled() -> None:
@@ -301,3 +322,62 @@ def test_seeds_fit_a_signed_integer_and_differ_by_purpose() -> None:
     seeds = {round_seed(seed, number, purpose) for seed in (0, 2**63 - 1) for number in range(50) for purpose in "ab"}
     assert len(seeds) == 200
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+async def test_tasks_of_the_next_round_are_drawn_ahead_and_a_round_tells_where_its_own_end() -> None:
+    around = Surroundings()
+    sapo = around.sapo()
+    results = [await sapo.round(number, another=number < 3) for number in (1, 2, 3)]
+    assert [result.cursor for result in results] == [{"position": 3 * number} for number in (1, 2, 3)]
+    assert around.drawn == 9, "none for a round that does not follow"
+    refs = [scored.group.task.ref.index for result in results for scored in result.local]
+    assert refs == list(range(3, 12)), "each once, in order"
+    assert around.phases.count("draw") == 1
+    assert around.story == ["sample 1", "update 1", "sample 2", "update 2", "sample 3", "update 3"]
+
+
+async def test_overlapping_rounds_are_sampled_one_update_early_and_are_otherwise_the_same() -> None:
+    plain, around = Surroundings(), Surroundings()
+    one, other = plain.sapo(), around.sapo(overlap=True)
+    expected = [await one.round(number, another=number < 3) for number in (1, 2, 3)]
+    results = [await other.round(number, another=number < 3) for number in (1, 2, 3)]
+    assert around.story == ["sample 1", "sample 2", "update 1", "sample 3", "update 2", "update 3"]
+    assert sorted(around.seeds) == sorted(plain.seeds)
+    assert [result.local for result in results] == [result.local for result in expected]
+    assert [result.cursor for result in results] == [result.cursor for result in expected]
+    assert around.trained == plain.trained
+    assert around.shared == plain.shared
+
+
+async def test_the_next_round_is_sampled_while_this_one_waits_for_its_verifiers() -> None:
+    around = Surroundings()
+    around.scoring = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: around.sapo(overlap=True).round(1, another=True))
+        await trio.testing.wait_all_tasks_blocked()
+        assert around.story == ["sample 1", "sample 2"]
+        around.scoring.set()
+    assert around.story == ["sample 1", "sample 2", "update 1"]
+    await around.sapo(overlap=True).round(1)
+    assert around.story[3:] == ["sample 4", "update 1"], "a round that none follows begins no other"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_a_cancelled_round_has_made_no_update_and_begun_nothing_that_goes_on(overlap: bool) -> None:
+    around = Surroundings()
+    around.scoring = trio.Event()
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: around.sapo(overlap=overlap).round(1, another=True))
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert (around.trained, around.pooled) == ([], [])
+
+
+async def test_sampling_ahead_that_fails_ends_the_round_before_its_update() -> None:
+    around = Surroundings()
+    around.breaks_at = 2
+    with pytest.raises(EngineBroken):
+        await around.sapo(overlap=True).round(1, another=True)
+    assert around.story == ["sample 1", "sample 2"]
+    assert around.trained == []
