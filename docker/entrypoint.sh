@@ -31,7 +31,7 @@ while [ "$number" -le 1000 ]; do
     # The descriptor outlives this script: the node inherits it, and its children do not.
     exec 9<"$volume/$number"
     if flock --nonblock 9; then
-        ln -sfn "$volume/$number" "$data"
+        ln -sfn "$volume/$number" "$data" || fail "$data cannot be made: see above; --tmpfs /tmp makes room for it"
         echo "this node is number $number in $volume"
         exec swarmnode "$@"
     fi
