@@ -91,18 +91,15 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
-    run: Sequence[Setting] = (),
 ) -> Loaded:
     """The configuration from all sources. Raises ConfigError.
 
-    `run` is what an earlier run in the data directory settled; everything but defaults and recipes wins over it. `file`
-    is what `--config` named; without it `$SWARMNODE_CONFIG`, else `swarmnode.toml` in the working directory if
+    `file` is what `--config` named; without it `$SWARMNODE_CONFIG`, else `swarmnode.toml` in the working directory if
     there is one. `environ` is the process's own unless given.
     """
     variables = os.environ if environ is None else environ
     path = _file(file, variables)
     layers: list[Layer] = [
-        list(run),
         file_layer(path) if path is not None else [],
         _environment_layer(variables),
         list(flags),

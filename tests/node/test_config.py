@@ -391,6 +391,11 @@ def test_a_run_goes_on_with_its_model_and_that_models_recipe(tmp_path: Path) -> 
     assert "run" in {setting.source.kind for setting in again.settings() if setting.key == "model.name"}
     # What is asked for now counts more.
     assert load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config.model.name == "auto"
+    # With a checkpoint, `auto` is the model that it was trained from.
+    (tmp_path / "checkpoints" / "00000010").mkdir(parents=True)
+    auto = load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config
+    assert (auto.model.name, auto.lora.rank) == ("tiny", 0)
+    assert load_with_flags(None, ["model.name=a/b"], data_dir=str(tmp_path)).config.model.name == "a/b"
 
 
 @pytest.mark.parametrize(
