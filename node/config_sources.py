@@ -91,18 +91,15 @@ def load(
     *,
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
-    run: Sequence[Setting] = (),
 ) -> Loaded:
     """The configuration from all sources. Raises ConfigError.
 
-    `run` is what an earlier run in the data directory settled; everything but defaults and recipes wins over it. `file`
-    is what `--config` named; without it `$SWARMNODE_CONFIG`, else `swarmnode.toml` in the working directory if
+    `file` is what `--config` named; without it `$SWARMNODE_CONFIG`, else `swarmnode.toml` in the working directory if
     there is one. `environ` is the process's own unless given.
     """
     variables = os.environ if environ is None else environ
     path = _file(file, variables)
     layers: list[Layer] = [
-        list(run),
         file_layer(path) if path is not None else [],
         _environment_layer(variables),
         list(flags),
@@ -206,11 +203,11 @@ def _environment_layer(variables: Mapping[str, str]) -> Layer:
 
 
 def _nearest_variable(variable: str) -> str:
-    names = {PREFIX + "__".join(path).upper(): path for path in _known_paths(Config)}
-    bare = variable.removeprefix(PREFIX).lower()
-    close = [name for name, path in names.items() if path[-1] == bare]
-    close = close or difflib.get_close_matches(variable, names, n=1)
-    return f"did you mean {close[0]}?" if close else "names look like SWARMNODE_TRAINING__LR"
+    names = {"__".join(path).upper(): path for path in _known_paths(Config)}
+    bare = variable.removeprefix(PREFIX)
+    close = [name for name, path in names.items() if path[-1] == bare.lower().rpartition("__")[2]]
+    close = close or difflib.get_close_matches(bare, names, n=1)
+    return f"did you mean {PREFIX}{close[0]}?" if close else "names look like SWARMNODE_TRAINING__LR"
 
 
 def _parse(path: KeyPath, text: str, source: Source) -> Any:
@@ -227,10 +224,14 @@ def _parse(path: KeyPath, text: str, source: Source) -> Any:
     if not any(_holds_json(kind) for kind in kinds) or (str in kinds and text.lstrip()[:1] not in ("[", "{")):
         return text
     head = f"{'.'.join(path)} = {shown(path, text)}"
+    if _is_section(annotation) and text.lstrip()[:1] != "{":
+        one = ".".join((*path, next(iter(annotation.model_fields))))
+        raise ConfigError(f"{head} ({source}): {'.'.join(path)} is a section; name a setting in it, such as {one}")
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{head}: must be JSON, such as [1, 2] ({source}): {error}") from error
+        example = '["text", "text"]' if str in typing.get_args(annotation) else "[1, 2]"
+        raise ConfigError(f"{head}: must be JSON, such as {example} ({source}): {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{head}: is nested too deeply ({source})") from error
     if _depth(value) > _MAX_DEPTH:

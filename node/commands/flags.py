@@ -32,16 +32,19 @@ _FLAGS: dict[str, tuple[str, tuple[str, str], Any]] = {
 def load_with_flags(file: Path | None, settings: Sequence[str] | None, **flags: Any) -> Loaded:
     """The configuration from all sources; flags that are None were not given. Raises ConfigError.
 
-    Where nobody names a model, it is the one that the data directory trains already, so that its recipe counts and not
-    that of some other model.
+    Where nobody names a model, or `auto` is to go on from a checkpoint, it is the one that the data directory trains
+    already, so that its recipe counts and not that of some other model.
     """
     layer = _layer(settings, flags)
     loaded = load(layer, file=file)
-    recorded = DataDir(loaded.config.node.data_dir).config_path
-    if _MODEL in loaded.sources or not recorded.is_file():
+    data = DataDir(loaded.config.node.data_dir)
+    if loaded.config.model.name != "auto" or not data.config_path.is_file():
         return loaded
+    if _MODEL in loaded.sources and not any(data.checkpoints_path.glob("*")):
+        return loaded
+    recorded = data.config_path
     model = [Setting(s.path, s.value, Source("run", str(recorded))) for s in file_layer(recorded) if s.path == _MODEL]
-    return load(layer, file=file, run=model)
+    return load([*layer, *model], file=file)
 
 
 def load_run_with_flags(file: Path | None, settings: Sequence[str] | None, **flags: Any) -> Loaded:

@@ -122,6 +122,10 @@ def test_a_mistake_in_the_file_is_one_line_with_key_place_and_remedy(tmp_path: P
         ("SWARMNODE_TRAINING__LRR", "1", "SWARMNODE_TRAINING__LRR: there is no such setting; did you mean SWARMNODE_"),
         ("SWARMNODE_TRAINING_LR", "1", "did you mean SWARMNODE_TRAINING__LR?"),
         ("SWARMNODE_LR", "1", "did you mean SWARMNODE_TRAINING__LR?"),
+        ("SWARMNODE_NODE__LR", "1", "did you mean SWARMNODE_TRAINING__LR?"),
+        ("SWARMNODE_ROLLOUTS__ENGINE", "vllm", "there is no such setting; names look like SWARMNODE_TRAINING__LR"),
+        ("SWARMNODE_MODEL", "tiny", "model is a section; name a setting in it, such as model.name"),
+        ("SWARMNODE_NETWORK__JOIN", "/ip4/1.2.3.4/tcp/1", 'must be JSON, such as ["text", "text"]'),
         ("SWARMNODE_NODE__SEED", "-1", 'node.seed = "-1" (environment SWARMNODE_NODE__SEED): must be greater'),
         ("SWARMNODE_TRAINING__BETAS", "0.9, 0.99", 'training.betas = "0.9, 0.99": must be JSON'),
     ],
@@ -387,6 +391,11 @@ def test_a_run_goes_on_with_its_model_and_that_models_recipe(tmp_path: Path) -> 
     assert "run" in {setting.source.kind for setting in again.settings() if setting.key == "model.name"}
     # What is asked for now counts more.
     assert load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config.model.name == "auto"
+    # With a checkpoint, `auto` is the model that it was trained from.
+    (tmp_path / "checkpoints" / "00000010").mkdir(parents=True)
+    auto = load_with_flags(None, ["model.name=auto"], data_dir=str(tmp_path)).config
+    assert (auto.model.name, auto.lora.rank) == ("tiny", 0)
+    assert load_with_flags(None, ["model.name=a/b"], data_dir=str(tmp_path)).config.model.name == "a/b"
 
 
 @pytest.mark.parametrize(
