@@ -30,10 +30,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of what is as fast as it goes")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--plot", type=Path, help="also draw them into this PNG")
-    parser.add_argument("--smoke", action="store_true", help="two nodes, two sizes, few batches")
+    parser.add_argument("--smoke", action="store_true", help="two nodes, one size, few batches")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.nodes, arguments.kb, arguments.repeats = [2], [1, 32], 1
+        arguments.nodes, arguments.kb, arguments.repeats = [2], [32], 1
     try:
         found = measure(arguments.nodes, arguments.kb, arguments.repeats, arguments.smoke, say)
     except RunFailed as error:

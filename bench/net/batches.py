@@ -8,7 +8,7 @@ from pydoc_data.topics import topics
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2p.wire import Envelope, seal_round
+from p2p.wire import MAX_ENVELOPE, Envelope, seal_round
 from rl.rollouts import Completion, RolloutGroup, ScoredGroup
 from verifiers.base import Task, TaskRef
 from verifiers.sandbox import Sandbox
@@ -99,8 +99,9 @@ def name_of(data: bytes) -> bytes:
 
 
 def fitted(tasks: Sequence[Task], name: str, size: int) -> Shape:
-    """The shape whose envelopes are about `size` bytes: growing answers, then more of them, as rounds of real nodes
-    grow. The text shrinks to about a third."""
+    """The shape whose envelopes are about `size` bytes, a little less where the protocol takes no more: one group of
+    two answers for a small one, else eight of eight, of as much text as it takes."""
+    size = min(size, MAX_ENVELOPE * 15 // 16)
     groups, completions = (1, 2) if size < 4096 else (8, 8)
     low, high = 1, 2**14
     maker, key = Maker(tasks, 0), key_of(0)

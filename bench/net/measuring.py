@@ -151,11 +151,12 @@ def fast(world: World, nodes: int, size: int, load: Load, repeats: int) -> dict[
     for _ in range(repeats):
         for kind in FAST:
             plan = Plan(KINDS[kind], nodes, batches, window)
-            speeds[kind].append(_speed(plan, run(plan)))
+            speeds[kind].append(speed_of(plan, run(plan)))
     return {kind: _median(each) for kind, each in speeds.items()}
 
 
-def _speed(plan: Plan, reports: Sequence[Report]) -> Speed:
+def speed_of(plan: Plan, reports: Sequence[Report]) -> Speed:
+    """From the first publication to the last arrival; what did not arrive counts as not sent."""
     begun = min(report.began[0] for report in reports if report.began)
     arrivals = [at for report in reports for _, at in report.arrived]
     seconds = max(arrivals) - begun
@@ -194,11 +195,12 @@ def steady(world: World, nodes: int, size: int, load: Load, repeats: int) -> dic
     found = {}
     for kind in STEADY:
         plan = Plan(KINDS[kind], nodes, batches, 0, load.rate, until_stored=kind == "node")
-        found[kind] = _delay(plan, run(plan))
+        found[kind] = delay_of(plan, run(plan))
     return found
 
 
-def _delay(plan: Plan, reports: Sequence[Report]) -> Delay:
+def delay_of(plan: Plan, reports: Sequence[Report]) -> Delay:
+    """Of every batch at every node that it came to. The way to the pool begins with the sealing."""
     sent = {name: at for report in reports for name, at in report.sent}
     arrived = [at - sent[name] for report in reports for name, at in report.arrived]
     began = {
