@@ -28,6 +28,9 @@ KINDS: dict[str, Open] = {
 FAST = "tcp", "libp2p", "gossip", "relay"
 STEADY = "libp2p", "relay", "node"
 
+PAIR = 2
+"""Nodes of a publisher and a listener; what concerns one node alone is measured beside these."""
+
 UNDER_WAY = 16
 """Batches of all nodes that are on their way at once: py-libp2p loses some of more without a word."""
 PAIR_UNDER_WAY = 12
@@ -48,12 +51,12 @@ LOADS = {
     (2, 1): Load(1500, 10, 200),
     (2, 32): Load(400, 10, 200),
     (2, 256): Load(80, 2, 60),
-    (8, 1): Load(400, 4, 80),
-    (8, 32): Load(160, 4, 80),
-    (8, 256): Load(40, 0.5, 16),
-    (16, 1): Load(240, 2, 48),
-    (16, 32): Load(80, 2, 48),
-    (16, 256): Load(32, 0.25, 16),
+    (8, 1): Load(120, 4, 40),
+    (8, 32): Load(80, 4, 40),
+    (8, 256): Load(24, 0.5, 8),
+    (16, 1): Load(64, 2, 32),
+    (16, 32): Load(48, 2, 32),
+    (16, 256): Load(16, 0.5, 16),
 }
 """By nodes and kilobytes. The steady rates leave the whole node half of two cores."""
 ADMITTED = {1: 400, 32: 200, 256: 40}
@@ -130,7 +133,7 @@ def measure(
                 say(f"{count} nodes, {size} KB, {section}")
                 results = work(world, count, size, load, repeats)
                 found[section].setdefault(place[0], {})[place[1]] = {kind: asdict(one) for kind, one in results.items()}
-    for size in sizes:
+    for size in sizes if PAIR in nodes else ():
         say(f"{size} KB, stages and admission")
         few = 10 if smoke else min(100, LOADS[2, size].fast)
         found["stages"][str(size)] = trio.run(stages.measure, world.batches(size, few, 1)[0])
@@ -145,8 +148,8 @@ async def _tasks() -> list[Task]:
 
 def fast(world: World, nodes: int, size: int, load: Load, repeats: int) -> dict[str, Speed]:
     """Each kind as fast as it goes, in turns."""
-    window = PAIR_UNDER_WAY if nodes == 2 else max(1, UNDER_WAY // nodes)
-    batches = world.batches(size, load.fast, 1 if nodes == 2 else nodes)
+    window = PAIR_UNDER_WAY if nodes == PAIR else max(1, UNDER_WAY // nodes)
+    batches = world.batches(size, load.fast, 1 if nodes == PAIR else nodes)
     speeds: dict[str, list[Speed]] = {kind: [] for kind in FAST}
     for _ in range(repeats):
         for kind in FAST:

@@ -23,7 +23,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def show(found: Figures) -> None:
     """Print the tables."""
-    print(speeds(found), delays(found), costs(found), admission(found), sep="\n\n")
+    print(speeds(found), delays(found), sep="\n\n")
+    if found["stages"]:
+        print("", costs(found), "", admission(found), sep="\n")
 
 
 def speeds(found: Figures) -> str:

@@ -20,7 +20,11 @@ PATIENCE = 10.0
 JUMPS = 1, 2, 3
 """Node i dials those that come so much later, around a ring: six neighbours for each, which is gossipsub's degree."""
 
-_START_SECONDS = 90.0
+MESH_LOW = 4
+"""Neighbours with whom a node exchanges messages at once, before it starts: gossipsub is content with these."""
+
+_START_SECONDS = 60.0
+_SETTLE_SECONDS = 2.0
 _CONTEXT = multiprocessing.get_context("fork")
 _LOOK = 0.001
 
@@ -106,7 +110,7 @@ class _Child:
         async with self._plan.open(key_of(self._number), self) as node:
             await self._answer(node.address)
             await node.join(await self._told())
-            await node.meshed(self._plan.degree)
+            await node.meshed(min(self._plan.degree, MESH_LOW))
             await self._answer("ready")
             await self._told()
             before = cpu()
@@ -187,6 +191,7 @@ def run(plan: Plan) -> list[Report]:
             pipe.send([addresses[other] for other in plan.neighbours(number) if plan.nodes > 2 or other > number])
         for pipe in pipes:
             _heard(pipe, _START_SECONDS)
+        time.sleep(_SETTLE_SECONDS if plan.nodes > 2 else 0)
         for pipe in pipes:
             pipe.send("go")
         for pipe in pipes:
