@@ -2,7 +2,8 @@
 
 Real nodes, each a process with real libp2p connections on loopback, around a ring with six neighbours each: this
 project's gossip alone, with the check and the store of a relay, and the whole node with sandbox and pool, beside raw
-py-libp2p gossip and raw TCP, which carry the same bytes in the same run. Every origin's caps are lifted by settings.
+py-libp2p gossip and raw TCP, which carry the same bytes in the same run. Over TCP nobody passes anything on, so there
+each node is connected with all others. Every origin's caps are lifted by settings.
 
 With two nodes the first publishes and the second listens; with more, all of them publish.
 """

@@ -153,7 +153,7 @@ def fast(world: World, nodes: int, size: int, load: Load, repeats: int) -> dict[
     speeds: dict[str, list[Speed]] = {kind: [] for kind in FAST}
     for _ in range(repeats):
         for kind in FAST:
-            plan = Plan(KINDS[kind], nodes, batches, window)
+            plan = Plan(KINDS[kind], nodes, batches, window, direct=kind == "tcp")
             speeds[kind].append(speed_of(plan, run(plan)))
     return {kind: _median(each) for kind, each in speeds.items()}
 

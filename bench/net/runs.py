@@ -38,7 +38,8 @@ class Plan:
     """One run: node i of `nodes` publishes `batches[i]`; those without an entry only listen.
 
     At most `window` batches of one node are under way, so that nothing is lost. With a `rate`, in batches a second of
-    all together, each goes out at its time instead. `until_stored` waits for the pools too.
+    all together, each goes out at its time instead. `until_stored` waits for the pools too. `direct` is
+    for nodes that pass nothing on: each is connected with all others.
     """
 
     open: Open
@@ -47,14 +48,19 @@ class Plan:
     window: int
     rate: float = 0.0
     until_stored: bool = False
+    direct: bool = False
 
     def neighbours(self, number: int) -> list[int]:
         """Whom a node dials."""
+        if self.direct:
+            return list(range(number + 1, self.nodes))
         return sorted({(number + jump) % self.nodes for jump in JUMPS} - {number})
 
     @property
     def degree(self) -> int:
         """Neighbours of each, dialled or dialling."""
+        if self.direct:
+            return self.nodes - 1
         return len({jump * sign % self.nodes for jump in JUMPS for sign in (1, -1)} - {0})
 
     @property
@@ -110,7 +116,7 @@ class _Child:
         async with self._plan.open(key_of(self._number), self) as node:
             await self._answer(node.address)
             await node.join(await self._told())
-            await node.meshed(min(self._plan.degree, MESH_LOW))
+            await node.meshed(self._plan.degree if self._plan.direct else min(self._plan.degree, MESH_LOW))
             await self._answer("ready")
             await self._told()
             before = cpu()

@@ -13,7 +13,7 @@ from bench.net.nodes import VERIFIERS, Batch
 from bench.net.runs import cpu
 from p2p.canonical import decode
 from p2p.store import EnvelopeStore
-from p2p.wire import SIGNED, decode_batch, encode_batch
+from p2p.wire import MAX_BATCH, SIGNED, decode_batch, encode_batch
 from rl.advantage import advantages
 from rl.pool import SqlitePool
 from rl.rollouts import RolloutGroup, ScoredGroup
@@ -43,7 +43,7 @@ async def measure(batches: Sequence[Batch]) -> dict[str, float]:
     each("sign", lambda batch: key.sign(SIGNED + payloads[batch.number]))
     verifier = Ed25519PublicKey.from_public_bytes(public)
     each("verify", lambda batch: verifier.verify(signatures[batch.number], SIGNED + payloads[batch.number]))
-    each("decompress", lambda batch: zlib.decompress(payloads[batch.number]))
+    each("decompress", lambda batch: zlib.decompressobj().decompress(payloads[batch.number], MAX_BATCH + 1))
     each("decode", lambda batch: decode_batch(plain[batch.number]))
     async with open_sandbox(VERIFIERS, []) as sandbox:
         await load_verifiers(sandbox)
