@@ -58,9 +58,12 @@ class Gossip:
         shards: int,
         subscribe: int,
         check: Callable[[bytes, str], Verdict],
+        pace: tuple[float, float] = (RATE, BURST),
     ) -> None:
+        """`pace`: own envelopes a second, and at once."""
         self._transport = transport
         self._check = check
+        self._pace = pace
         self._heard = [topic_of(swarm, shard) for shard in shards_heard(transport.peer_id, shards, subscribe)]
         self._put, self._take = trio.open_memory_channel[Envelope](OUTBOX)
         self._patient = True
@@ -105,11 +108,11 @@ class Gossip:
 
     async def run(self) -> NoReturn:
         """Empty the outbox, for ever."""
-        pace = Bucket(RATE, BURST, trio.current_time())
+        pace = Bucket(*self._pace, trio.current_time())
         while True:
             envelope = await self._take.receive()
             while not pace.take(trio.current_time()):
-                await trio.sleep(1 / RATE)
+                await trio.sleep(1 / self._pace[0])
             await self._mesh_made()
             await self._transport.publish(self.topic, envelope.data)
             self.sent += 1

@@ -18,7 +18,7 @@ from p2p.admission import Admission, Counts, Pool
 from p2p.catchup import CatchUp
 from p2p.contribution import Contribution
 from p2p.discovery import Finder
-from p2p.gossip import Gossip, ready_topic, shards_heard
+from p2p.gossip import BURST, RATE, Gossip, ready_topic, shards_heard
 from p2p.ids import short
 from p2p.keeping import Keeper, Kept
 from p2p.peerbook import PeerBook
@@ -317,10 +317,12 @@ async def open_swarm(
     peers_path: Path | None = None,
     own_task: Callable[[TaskRef], bool] = lambda ref: False,
     advantage: Literal["group", "mean"] = "group",
+    pace: tuple[float, float] = (RATE, BURST),
     now: Callable[[], float] = time.time,
 ) -> AsyncIterator[Swarm]:
     """Take part in a swarm for the time of a block. `model` is told to others; without paths nothing is remembered.
-    Without `tasks` or `pool` this node passes on what others send and looks at none of it: a relay.
+    Without `tasks` or `pool` this node passes on what others send and looks at none of it: a relay. `pace`, own
+    envelopes a second and at once, is for those whose receivers take more than is usual.
 
     What a part raises comes out as itself: nothing that a peer or the network does, but what `open_transport` and
     `pool` raise.
@@ -368,7 +370,7 @@ async def open_swarm(
             heard=shards_heard(transport.peer_id, network.shards, network.subscribe),
             now=now,
         )
-        gossip = Gossip(transport, network.swarm, network.shards, network.subscribe, gate.check)
+        gossip = Gossip(transport, network.swarm, network.shards, network.subscribe, gate.check, pace)
         finder = Finder(transport, network, book, say, lambda peer: reputation.banned(peer) > 0, now=now)
         parts = _Parts(transport, store, gate, gossip, catch_up, finder)
         watcher.watch(parts)

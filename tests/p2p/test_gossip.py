@@ -1,5 +1,6 @@
 """Topics, shards and the outbox."""
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -19,11 +20,17 @@ def envelope(number: int) -> Envelope:
 class Node:
     """Gossip that accepts everything."""
 
-    def __init__(self, transport: MemoryTransport, shards: int = 1, subscribe: int = 1) -> None:
+    def __init__(
+        self,
+        transport: MemoryTransport,
+        shards: int = 1,
+        subscribe: int = 1,
+        pace: tuple[float, float] = (RATE, BURST),
+    ) -> None:
         self.got: list[bytes] = []
         self.at: list[float] = []
         self.transport = transport
-        self.gossip = Gossip(transport, "main", shards, subscribe, self.check)
+        self.gossip = Gossip(transport, "main", shards, subscribe, self.check, pace)
 
     def check(self, data: bytes, forwarder: str) -> Verdict:
         self.got.append(data)
@@ -65,11 +72,12 @@ async def test_a_node_hears_its_shards_only(nursery: trio.Nursery, autojump_cloc
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("pace", [(RATE, BURST), (100.0, 5.0)])
 async def test_a_full_outbox_makes_the_sender_wait_and_loses_nothing(
-    nursery: trio.Nursery, autojump_clock: MockClock
+    pace: tuple[float, float], nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
-    network = MemoryNetwork(nursery)
-    sender, receiver = Node(network.join(peer(1), Log())), Node(network.join(peer(2), Log()))
+    network, (rate, burst) = MemoryNetwork(nursery), pace
+    sender, receiver = Node(network.join(peer(1), Log()), pace=pace), Node(network.join(peer(2), Log()))
     for node in (sender, receiver):
         await node.gossip.subscribe()
     await sender.transport.connect(receiver.transport.addresses()[0])
@@ -84,13 +92,13 @@ async def test_a_full_outbox_makes_the_sender_wait_and_loses_nothing(
     await trio.testing.wait_all_tasks_blocked()
     assert sender.gossip.waiting == OUTBOX
     nursery.start_soon(sender.gossip.run)
-    await trio.sleep((count - BURST) / RATE + 5)
+    await trio.sleep((count - burst) / rate + 5)
 
     assert receiver.got == [b"%d" % number for number in range(count)]
     assert sender.gossip.sent == count
     # Never more than what a receiver takes: a burst, then the rate.
     for place, at in enumerate(receiver.at):
-        assert place + 1 <= BURST + RATE * (at - begun) + 1
+        assert place + 1 <= burst + rate * (at - begun) + 1
     nursery.cancel_scope.cancel()
 
 

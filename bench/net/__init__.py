@@ -1,0 +1,1 @@
+"""Real nodes that only pass batches on: what `bench.gossip` measures."""
