@@ -37,6 +37,9 @@ STALL_SECONDS = 3.0
 DIAL_SECONDS = 5.0
 """For one address. TCP's first tries go out at 0, 1 and 3 s, so nothing is lost by starting over then."""
 
+SHARD_TARGET = 6
+"""Connections to look for with nodes of each shard that is heard: its mesh has six."""
+
 RESOLVE_SECONDS = 5.0
 RECENT_SECONDS = 3600.0
 RECENT_CAP, JOIN_CAP, KNOWN_CAP = 4.0, 60.0, 900.0
