@@ -3,8 +3,8 @@
 - Home: 100 Mbit/s down and 20 up, what the FCC calls broadband since its report of March 2024.
 - Data centre: 1 Gbit/s both ways.
 - Round trips: median 159 ms, at most 800 ms, as measured between 1740 Internet name servers with the King method (Dabek
-  et al., Vivaldi, SIGCOMM 2004). Drawn from a log-normal distribution with that median and a sigma of 0.5, whose mean is
-  180 ms.
+  et al., Vivaldi, SIGCOMM 2004). Drawn for each pair of nodes, from a log-normal distribution with that median and a
+  sigma of 0.5, whose mean is 180 ms.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Real nodes of the network layer in one process, whose connections pass through delays and limits of a simulated link.
+"""Real nodes of the network layer in one process, whose connections have the delays and limits of simulated links.
 
-Each connection goes through a relay on loopback that holds every byte back as `bench.scaling.links` says, and counts it.
-So what the simulation says of the same meshes on the same links can be held against what these nodes do.
+Each connection goes through a relay on loopback that holds back every byte as `bench.scaling.links` says, and counts
+it. So what the simulation says of the same meshes on the same links can be held against what these nodes do.
 """
 
 import random
@@ -21,8 +21,8 @@ from bench.scaling.graph import Graph, build
 from bench.scaling.links import Floats, Ints, Links, draw
 from bench.scaling.plan import Plan
 from bench.scaling.spread import Cost, spread
-from bench.scaling.topology import TARGET
 from bench.scaling.world import FRAMING, chatter
+from p2p.discovery import TARGET
 from p2p.gossip import topic_of
 from p2p.host import HostSettings, open_host
 from p2p.host.host import Host
@@ -41,8 +41,8 @@ _PREFIX = 8  # bytes around a message in its frame: two tags and two lengths of 
 class Seen:
     """What became of the batches of a run: means; bytes a second and a node, seconds from publishing.
 
-    `size` is that of a batch as it travels between two nodes. `cpu` are seconds of processor time a copy, everything in:
-    sending it, getting it, relaying it here.
+    `size` is that of a batch as it travels between two nodes. `cpu` are seconds of processor time a copy, with
+    sending it, getting it, and relaying it here.
     """
 
     nodes: int

@@ -15,6 +15,7 @@ from p2p.settings import NetworkSettings
 LOW, DEGREE, HIGH = router._DEGREE_LOW, router._DEGREE, router._DEGREE_HIGH
 MAX_PEERS: int = NetworkSettings().max_peers
 MAX_INBOUND = MAX_PEERS - MAX_PEERS // 4
+_BEATS = 3
 _TRIES = 40  # addresses that a node tries for one connection
 
 
@@ -42,7 +43,9 @@ class Net:
         # The first had few to choose from, and go on looking.
         for node in range(len(self)):
             self.look(node)
-        self.beat(range(len(self)))
+        # Who asked a full mesh asks others then.
+        for _ in range(_BEATS):
+            self.beat(range(len(self)))
 
     def add(self) -> int:
         """A node with an identity of its own that is not connected yet. Returns its number."""
