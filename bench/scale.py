@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from bench.scaling import report
 from bench.scaling.costs import Costs, measure, read_costs, write_costs
-from bench.scaling.plan import Outcome, Plan, recommended
+from bench.scaling.plan import HEARD, Outcome, Plan, recommended
 from bench.scaling.real import Seen, compare
 from bench.scaling.use import Use, use
 from bench.scaling.world import World
@@ -28,6 +28,9 @@ from bench.scaling.world import World
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 MESSAGES = {10: 400, 100: 400, 1_000: 80, 10_000: 24, 100_000: 12}
 """Batches that are followed on each topic; there are the more topics the larger a swarm is."""
+
+PER_SHARDS = (200, 100, 50, 20, 10, 5)
+"""Nodes a shard of a swarm of 2,000, to see how few are too few."""
 
 OUT = Path("runs/scale")
 _OUTCOME = TypeAdapter(Outcome)
@@ -44,6 +47,13 @@ def plans(sizes: Sequence[int]) -> dict[str, dict[int, Plan]]:
         report.ONE: {nodes: replace(plan, shards=1, subscribe=1) for nodes, plan in large.items()},
         report.BLIND: {nodes: replace(plan, looking=False) for nodes, plan in large.items()},
     }
+
+
+def sweep(nodes: int, per_shard: Sequence[int]) -> dict[str, dict[int, Plan]]:
+    """One swarm with so many nodes a shard, by that number."""
+    base = {each: Plan(nodes, nodes // each, HEARD, messages=40) for each in per_shard}
+    churn = {each: replace(plan, churn=0.3) for each, plan in base.items()}
+    return {report.BASE: base, report.CHURN: churn}
 
 
 def simulate(chosen: dict[str, dict[int, Plan]], costs: Costs, directory: Path) -> report.Rows:
@@ -88,19 +98,20 @@ def main() -> None:
     print(report.cost_table(costs), end="\n\n", flush=True)
     checked = None if arguments.no_real else _checked(costs, arguments.smoke)
     rows = simulate(plans((10, 100, 300) if arguments.smoke else arguments.sizes), costs, arguments.out)
+    found = simulate(sweep(200, (50, 10)) if arguments.smoke else sweep(2_000, PER_SHARDS), costs, arguments.out)
     uses = _uses(costs, arguments.smoke)
-    _show(rows, uses)
+    _show(rows, found, uses)
     report.draw(rows, arguments.plot or arguments.out / "scale.png")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        content = _content(costs, checked, rows, uses)
+        content = _content(costs, checked, rows, found, uses)
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _checked(costs: Costs, smoke: bool) -> tuple[Seen, Seen]:
-    real, simulated = compare(6, 3, 1.0, costs) if smoke else compare(16, 40, 8.0, costs)
-    print(report.check_table(real, simulated), end="\n\n", flush=True)
-    return real, simulated
+def _checked(costs: Costs, smoke: bool) -> tuple[Seen, Seen, Seen]:
+    seen = compare(6, 3, 1.0, costs) if smoke else compare(16, 40, 8.0, costs)
+    print(report.check_table(seen), end="\n\n", flush=True)
+    return seen
 
 
 def _uses(costs: Costs, smoke: bool) -> list[Use]:
@@ -108,24 +119,32 @@ def _uses(costs: Costs, smoke: bool) -> list[Use]:
     return [use(10, costs, seconds, 6)] if smoke else [use(heard, costs, seconds) for heard in (9, 99, 199)]
 
 
-def _show(rows: report.Rows, uses: Sequence[Use]) -> None:
-    for table in (report.main_table(rows), report.detail_table(rows), report.use_table(uses)):
+def _show(rows: report.Rows, found: report.Rows, uses: Sequence[Use]) -> None:
+    tables = report.main_table(rows), report.detail_table(rows), report.sweep_table(found), report.use_table(uses)
+    for table in tables:
         print(table, end="\n\n")
     flat = report.flatness(rows)
     if flat is not None:
         print(f"Bytes of a node in the largest swarm over those with 1,000 nodes: {flat:.2f}")
 
 
-def _content(costs: Costs, checked: tuple[Seen, Seen] | None, rows: report.Rows, uses: Sequence[Use]) -> dict[str, Any]:
-    swarms = [
-        {"row": name, "plan": asdict(plan), "outcome": _finite(asdict(outcome))}
-        for name, sizes in rows.items()
-        for plan, outcome in sizes.values()
-    ]
+def _content(
+    costs: Costs, checked: Sequence[Seen] | None, rows: report.Rows, found: report.Rows, uses: Sequence[Use]
+) -> dict[str, Any]:
+    swarms, per_shard = (
+        [
+            {"row": name, "plan": asdict(plan), "outcome": _finite(asdict(outcome))}
+            for name, sizes in some.items()
+            for plan, outcome in sizes.values()
+        ]
+        for some in (rows, found)
+    )
+    names = "real", "simulated", "simulated_one_core"
     return {
         "costs": asdict(costs),
-        "check": None if checked is None else {"real": asdict(checked[0]), "simulated": asdict(checked[1])},
+        "check": checked and {name: asdict(one) for name, one in zip(names, checked, strict=True)},
         "swarms": swarms,
+        "per_shard": per_shard,
         "use": [asdict(one) for one in uses],
         "flat": report.flatness(rows),
     }

@@ -17,6 +17,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bench.scaling.costs import GROUPS, Costs, Writer
+from bench.scaling.exact import spread_exactly
 from bench.scaling.graph import Graph, build
 from bench.scaling.links import Floats, Ints, Links, draw
 from bench.scaling.plan import Plan
@@ -55,6 +56,7 @@ class Seen:
     last: float
     size: float
     cpu: float
+    seconds: float
 
 
 class Tasks:
@@ -219,12 +221,13 @@ def meshes(members: Sequence[Member], links: Links) -> Graph:
     return build(nodes, np.zeros_like(nodes), source, target, in_mesh, links.between, everyone, everyone)
 
 
-def compare(nodes: int, seconds: float, every: float, costs: Costs, seed: int = 1) -> tuple[Seen, Seen]:
-    """What real nodes did, each of which published a batch `every` so many seconds, and what the simulation says."""
+def compare(nodes: int, seconds: float, every: float, costs: Costs, seed: int = 1) -> tuple[Seen, Seen, Seen]:
+    """What real nodes did, each of which published a batch `every` so many seconds, and what the simulation says: as it
+    is for large swarms, and event by event with one core for all nodes."""
     return trio.run(_compare, nodes, seconds, every, costs, seed)
 
 
-async def _compare(nodes: int, seconds: float, every: float, costs: Costs, seed: int) -> tuple[Seen, Seen]:
+async def _compare(nodes: int, seconds: float, every: float, costs: Costs, seed: int) -> tuple[Seen, Seen, Seen]:
     rng, links = random.Random(seed), draw(nodes, Plan.home, np.random.default_rng(seed))
     async with trio.open_nursery() as nursery, _members(nodes) as members:
         wires = Wires(links, nursery)
@@ -232,7 +235,7 @@ async def _compare(nodes: int, seconds: float, every: float, costs: Costs, seed:
         graph = meshes(members, links)
         real = await _watched(members, wires, seconds, every, rng)
         nursery.cancel_scope.cancel()
-    return real, _simulated(graph, links, costs, real, seconds, seed)
+    return real, _simulated(graph, links, costs, real, seed), _on_one_core(graph, links, costs, real)
 
 
 async def _watched(members: Sequence[Member], wires: Wires, seconds: float, every: float, rng: random.Random) -> Seen:
@@ -264,10 +267,12 @@ async def _watched(members: Sequence[Member], wires: Wires, seconds: float, ever
     copies = sum(member.copies for member in members)
     size = sum(member.frames for member in members) / max(copies, 1)
     rates = (wires.got - got) / lasted, (wires.sent - sent) / lasted
-    return _seen(np.array(times), copies, *rates, len(members), size, busy / max(copies, 1))
+    return _seen(np.array(times), copies, *rates, len(members), size, busy / max(copies, 1), lasted)
 
 
-def _seen(times: Floats, copies: float, got: Floats, sent: Floats, nodes: int, size: float, cpu: float) -> Seen:
+def _seen(
+    times: Floats, copies: float, got: Floats, sent: Floats, nodes: int, size: float, cpu: float, seconds: float
+) -> Seen:
     """`times` are (batches, other nodes), sorted."""
     arrived = np.isfinite(times)
     half = times[:, (times.shape[1] + 1) // 2 - 1]
@@ -282,14 +287,14 @@ def _seen(times: Floats, copies: float, got: Floats, sent: Floats, nodes: int, s
         float(times[:, -1].mean()),
         size,
         cpu,
+        seconds,
     )
 
 
-def _simulated(graph: Graph, links: Links, costs: Costs, real: Seen, seconds: float, seed: int) -> Seen:
+def _simulated(graph: Graph, links: Links, costs: Costs, real: Seen, seed: int) -> Seen:
     rng = np.random.default_rng(seed)
-    nodes, cost = real.nodes, Cost(real.size * FRAMING, costs.check + real.cpu)
-    lasted = seconds + _GRACE
-    rate = real.batches / lasted
+    nodes, cost = real.nodes, Cost(real.size * FRAMING, costs.check)
+    rate = real.batches / real.seconds
     times, copies, sent, got = [], 0, np.zeros(nodes), np.zeros(nodes)
     for number in range(4 * real.batches):
         origin = np.array([number % nodes])
@@ -300,7 +305,19 @@ def _simulated(graph: Graph, links: Links, costs: Costs, real: Seen, seconds: fl
         got += wave.copies_in
     per_second = rate / len(times) * cost.size
     more = chatter(graph, np.full(nodes, rate), costs).mean()
-    seen = _seen(np.array(times), copies, got * per_second + more, sent * per_second + more, nodes, real.size, 0.0)
+    rates = got * per_second + more, sent * per_second + more
+    seen = _seen(np.array(times), copies, *rates, nodes, real.size, 0.0, real.seconds)
+    return replace(seen, batches=real.batches)
+
+
+def _on_one_core(graph: Graph, links: Links, costs: Costs, real: Seen) -> Seen:
+    nodes, cost = real.nodes, Cost(real.size * FRAMING, costs.check)
+    found = [spread_exactly(graph, links, origin, cost, real.cpu) for origin in range(nodes)]
+    times = np.array([np.sort(np.delete(arrival, origin)) for origin, (arrival, _) in enumerate(found)])
+    copies = sum(copies for _, copies in found)
+    rate = copies / nodes**2 * cost.size * real.batches / real.seconds
+    rates = np.full(nodes, rate + chatter(graph, np.full(nodes, real.batches / real.seconds), costs).mean())
+    seen = _seen(times, copies, rates, rates, nodes, real.size, real.cpu, real.seconds)
     return replace(seen, batches=real.batches)
 
 

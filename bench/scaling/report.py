@@ -39,26 +39,22 @@ def cost_table(costs: Costs) -> str:
     return markdown(("", "measured"), rows)
 
 
-def check_table(real: Seen, simulated: Seen) -> str:
-    """Real nodes and the simulation of their meshes."""
+def check_table(seen: Sequence[Seen]) -> str:
+    """Real nodes, and two simulations of their meshes."""
+    real = seen[0]
     rows = [
-        (
-            f"{name}{unit}",
-            _shown(getattr(real, field) * scale, digits),
-            _shown(getattr(simulated, field) * scale, digits),
-            ratio,
+        [name, *(f"{getattr(one, field) * scale:,.{digits}f}" for one in seen)]
+        for name, field, scale, digits in (
+            ("delivered, %", "delivered", 100, 2),
+            ("copies of a batch that come to a node", "copies", 1, 2),
+            ("bytes into a node, kB/s", "bytes_in", 1e-3, 1),
+            ("bytes out of a node, kB/s", "bytes_out", 1e-3, 1),
+            ("half of the nodes have it, ms", "half", 1e3, 0),
+            ("the last has it, ms", "last", 1e3, 0),
+            ("processor time a copy, ms", "cpu", 1e3, 2),
         )
-        for name, unit, field, scale, digits in (
-            ("delivered", ", %", "delivered", 100, 2),
-            ("copies of a batch that come to a node", "", "copies", 1, 2),
-            ("bytes in a node", ", kB/s", "bytes_in", 1e-3, 1),
-            ("bytes out of a node", ", kB/s", "bytes_out", 1e-3, 1),
-            ("half of the nodes have it", ", ms", "half", 1e3, 0),
-            ("the last has it", ", ms", "last", 1e3, 0),
-        )
-        for ratio in [f"{getattr(simulated, field) / getattr(real, field):.2f}"]
     ]
-    return markdown((f"{real.nodes} nodes, {real.batches} batches", "real", "simulated", "ratio"), rows)
+    return markdown((f"{real.nodes} nodes, {real.batches} batches", "real", "simulated", "simulated, one core"), rows)
 
 
 def main_table(rows: Rows) -> str:
@@ -134,6 +130,36 @@ def detail_table(rows: Rows) -> str:
     )
 
 
+def sweep_table(found: Rows) -> str:
+    """How many nodes a shard takes."""
+    base, churn = found[BASE], found[CHURN]
+    return markdown(
+        (
+            "nodes a shard",
+            "shards",
+            "in, kB/s",
+            "delivered",
+            "worst 1 %",
+            "half, s",
+            f"delivered, {CHURN}",
+            "worst 1 %",
+        ),
+        [
+            [
+                f"{each}",
+                f"{plan.subscribe} of {plan.shards}",
+                f"{seen.bytes_in.mean / 1e3:,.0f}",
+                f"{100 * seen.delivered:.2f} %",
+                f"{100 * seen.worst:.1f} %",
+                f"{seen.half.mean:.2f}",
+                f"{100 * churn[each][1].delivered:.2f} %",
+                f"{100 * churn[each][1].worst:.1f} %",
+            ]
+            for each, (plan, seen) in base.items()
+        ],
+    )
+
+
 def use_table(uses: Sequence[Use]) -> str:
     """What a node makes of what it hears."""
     head = ("nodes heard", "groups/s", "admitted", "one core busy", "to the pool, ms", "p99, ms", "candidates")
@@ -192,7 +218,3 @@ def draw(rows: Rows, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)
-
-
-def _shown(value: float, digits: int) -> str:
-    return f"{value:,.{digits}f}"

@@ -1,12 +1,10 @@
 """The simulation of scale: its meshes and its spreading are held against the product's router and an exact one."""
 
-import heapq
 import json
 import random
 import statistics
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ import pytest
 from bench import scale
 from bench.scaling import real
 from bench.scaling.costs import Costs, write_costs
-from bench.scaling.graph import Graph, snapshot
+from bench.scaling.exact import spread_exactly
+from bench.scaling.graph import Graph, build, snapshot
 from bench.scaling.links import Links, draw, uniform
 from bench.scaling.plan import Plan, recommended, shards_for
 from bench.scaling.spread import Cost, spread
@@ -89,48 +88,19 @@ async def test_meshes_are_as_those_of_the_products_routers() -> None:
     assert statistics.fmean(simulated) == pytest.approx(statistics.fmean(real_ones), abs=0.5)
 
 
-def exactly(graph: Graph, links: Links, origin: int) -> tuple[list[float], int]:
-    """When each node of a single topic has a batch, one event after the other, and copies in all; no offers."""
-    ways: dict[int, list[tuple[int, float]]] = {}
-    for source, target, seconds in zip(graph.source, graph.target, graph.one_way, strict=True):
-        ways.setdefault(int(source), []).append((int(target), float(seconds)))
-    arrival, sender = {origin: 0.0}, {origin: -1}
-    events = [(0.0, 1, origin, origin)]
-    copies = 0
-    while events:
-        when, ready, node, by = heapq.heappop(events)
-        if not ready:
-            if node not in arrival:
-                arrival[node], sender[node] = when, by
-                heapq.heappush(events, (when + COST.check, 1, node, by))
-            continue
-        told = {peer for peer, seconds in ways[node] if arrival.get(peer, np.inf) + seconds < when}
-        to = [way for way in ways[node] if way[0] not in told | {origin, sender[node]}]
-        copies += len(to)
-        for peer, seconds in to:
-            done = when + len(to) * COST.size / links.up[node] + seconds + COST.size / links.down[peer]
-            heapq.heappush(events, (done, 0, peer, node))
-    return [arrival[node] for node in range(graph.slots)], copies
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_spread_as_they_do_event_by_event(seed: int) -> None:
     net = grown(Plan(40, 1, 1, seed=seed))
     rng = np.random.default_rng(seed)
     links = draw(40, 0.5, rng)
-    graph = shown(net, links)
-    in_mesh = graph.in_mesh
+    graph, everyone = shown(net, links), np.ones(40, dtype=np.bool_)
+    kept = graph.in_mesh
     # The meshes alone, without offers.
-    part = [graph.source[in_mesh], graph.target[in_mesh], graph.one_way[in_mesh]]
-    origin = int(rng.integers(40))
-    idle = np.zeros(40)
-    mesh = replace(graph, source=part[0], target=part[1], one_way=part[2], in_mesh=np.ones(len(part[0]), dtype=bool))
-    keys = mesh.target * 40 + mesh.source
-    ends, starts = np.unique(mesh.target, return_index=True)
-    back = np.searchsorted(keys, mesh.source * 40 + mesh.target)
-    mesh = replace(mesh, counterpart=back, starts=starts, ends=ends, others=np.zeros(40, dtype=int))
+    ways = graph.source[kept], graph.target[kept], kept[kept]
+    mesh = build(graph.node, graph.topic, *ways, links.between, everyone, everyone)
+    origin, idle = int(rng.integers(40)), np.zeros(40)
     wave = spread(mesh, links, np.array([origin]), COST, idle, idle, rng)
-    arrival, copies = exactly(mesh, links, origin)
+    arrival, copies = spread_exactly(mesh, links, origin, COST)
     assert wave.arrival == pytest.approx(arrival, rel=0.03)
     assert int(wave.copies_in.sum()) == pytest.approx(copies, rel=0.03)
 
@@ -158,8 +128,8 @@ def test_nodes_that_are_gone_get_nothing_and_cost_the_uplinks_of_those_that_have
     assert wave.copies_in[list(dead)].sum() == 0 < wave.copies_out.sum() - wave.copies_in.sum()
 
 
-def small(nodes: int, shards: int, **changes: float) -> Plan:
-    return replace(Plan(nodes, shards, min(2, shards), messages=12), **changes)
+def small(nodes: int, shards: int, looking: bool = True, churn: float = 0.0, riders: float = 0.0) -> Plan:
+    return Plan(nodes, shards, min(2, shards), looking, churn, riders, messages=12)
 
 
 def test_bytes_stay_flat_with_shards_by_size_and_grow_without() -> None:
@@ -177,7 +147,8 @@ def test_without_looking_for_shards_few_batches_arrive() -> None:
 
 
 def test_churn_and_riders_cost_what_they_must() -> None:
-    base, churn, riders = (World(small(200, 2, **more), COSTS).run() for more in ({}, {"churn": 0.3}, {"riders": 0.2}))
+    plans = small(200, 2), small(200, 2, churn=0.3), small(200, 2, riders=0.2)
+    base, churn, riders = (World(plan, COSTS).run() for plan in plans)
     assert churn.delivered > 0.99
     assert churn.catch_up > 2 * base.catch_up
     assert riders.delivered > 0.99
@@ -216,7 +187,8 @@ def test_the_whole_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_real_nodes_do_what_the_simulation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real, "_SETTLE", 2.0)
     monkeypatch.setattr(real, "_GRACE", 2.0)
-    seen, simulated = real.compare(5, 2.0, 1.0, COSTS)
+    seen, simulated, shared = real.compare(5, 2.0, 1.0, COSTS)
     assert seen.delivered == simulated.delivered == 1
     assert simulated.copies == pytest.approx(seen.copies, rel=0.15)
     assert simulated.bytes_in == pytest.approx(seen.bytes_in, rel=0.3)
+    assert shared.half > simulated.half
