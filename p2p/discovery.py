@@ -17,6 +17,7 @@ from typing import Literal, NoReturn
 import trio
 
 from p2p.addresses import Address, check_addresses, parse_address
+from p2p.gossip import shard_of, shards_heard, topic_of
 from p2p.ids import short
 from p2p.peerbook import Peer, PeerBook, Say
 from p2p.settings import NetworkSettings
@@ -36,6 +37,9 @@ STALL_SECONDS = 3.0
 
 DIAL_SECONDS = 5.0
 """For one address. TCP's first tries go out at 0, 1 and 3 s, so nothing is lost by starting over then."""
+
+SHARD_TARGET = 6
+"""Connections to look for with nodes that hear a shard, for each that this one hears: a mesh has four to eight."""
 
 RESOLVE_SECONDS = 5.0
 RECENT_SECONDS = 3600.0
@@ -136,7 +140,12 @@ class Finder:
         self._rng = rng or random.Random()
         self._joins = [_Join(parse_address(text)) for text in settings.join]
         self._waits: dict[str, _Waits] = {}
+        heard = shards_heard(transport.peer_id, settings.shards, settings.subscribe)
+        # Where there is one topic, whoever is connected hears it.
+        self._heard = heard if settings.shards > 1 else []
         self._connected: frozenset[str] = frozenset()
+        self._new: frozenset[str] = frozenset()
+        """Those of them of whom it may not be known yet what they are subscribed to."""
         self._lost: set[str] = set()
         """Peers that this process was connected with, and is not any more."""
         self._dialling: set[str] = set()
@@ -207,6 +216,7 @@ class Finder:
                     self._book.heard_of(parse_address(connection.address).of(connection.peer))
             if connection.seconds >= SETTLED_SECONDS:
                 self._settled(connection.peer)
+        self._new = frozenset(connection.peer for connection in connections if connection.seconds < SETTLED_SECONDS)
         lost, self._connected = self._connected - peers, peers
         self._lost = (self._lost | lost) - peers
         for join in self._joins:
@@ -257,15 +267,32 @@ class Finder:
     def _missed(self, time_now: float) -> list[Peer]:
         """Peers of the book to dial now: as many as connections are wanted, or one that was lost, now and then."""
         due = [known for known in self._book.peers() if self._is_due(known, time_now) and self._may_dial(known.peer)]
-        wanted = TARGET - len(self._connected) - len(self._dialling)
+        needed = self._of_shards(due)
+        wanted = TARGET - len(self._connected) - len(self._dialling) - len(needed)
         if wanted > 0:
-            return due[:wanted]
+            names = {known.peer for known in needed}
+            return needed + [known for known in due if known.peer not in names][:wanted]
         # Only those lost: a node that has met many must not come to be connected with all of them.
         recent = [known for known in due if known.peer in self._lost and self._is_recent(known)]
-        if len(self._connected) < TARGET or not recent or time_now < self._next_reunion:
-            return []
+        if needed or len(self._connected) < TARGET or not recent or time_now < self._next_reunion:
+            return needed
         self._next_reunion = time_now + REUNITE_SECONDS
         return [self._rng.choice(recent)]
+
+    def _of_shards(self, due: Sequence[Peer]) -> list[Peer]:
+        """Peers of the shards for which this node has too few connections. A node hears its own shard, and which that
+        is follows from its id. Those that do not are counted in the end, or they could take all connections."""
+        needed: list[Peer] = []
+        for shard in self._heard:
+            subscribed = {*self._transport.subscribers(topic_of(self._settings.swarm, shard))}
+            trying = {peer for peer in (*self._new, *self._dialling) if self._is_of(peer, shard)}
+            silent = {peer for peer in self._connected if self._is_of(peer, shard)} - subscribed
+            wanted = min(SHARD_TARGET - len(subscribed | trying), 2 * SHARD_TARGET - len(subscribed | silent | trying))
+            needed += [known for known in due if self._is_of(known.peer, shard)][: max(wanted, 0)]
+        return needed
+
+    def _is_of(self, peer: str, shard: int) -> bool:
+        return shard_of(peer, self._settings.shards) == shard
 
     def _start(self, nursery: trio.Nursery, key: str, dial: Callable[..., Awaitable[None]], *args: object) -> None:
         async def run() -> None:

@@ -50,7 +50,8 @@ class NetworkSettings(BaseModel):
     """Peer ids of a private swarm. Not empty: no other node may connect, and rollouts of no other are taken."""
 
     shards: int = Field(default=1, ge=1, le=1024)
-    """Gossip topics that the swarm's nodes are spread over, by peer id. The same on all of its nodes."""
+    """Gossip topics that the swarm's nodes are spread over, by peer id. The same on all of its nodes: about one for a
+    hundred of them."""
 
     subscribe: int = Field(default=1, ge=1, le=64)
     """Shards that this node listens to, its own among them: what it receives stays flat as the swarm grows."""

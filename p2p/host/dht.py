@@ -1,15 +1,17 @@
 """Finding nodes of the same swarm through the nodes that are already known, by libp2p's Kademlia DHT.
 
-A node says that it provides the key of its swarm, and asks who else does. The tables and the look-ups are py-libp2p's.
-What it would let anybody do to a node is closed here: values are not stored at all, and providers of this swarm's key
+A node says that it provides the key of its swarm, or those of the shards that it hears where there are several, and
+asks who else does: so no key is that of more nodes as a swarm grows. The tables and the look-ups are py-libp2p's. What
+it would let anybody do to a node is closed here: values are not stored at all, and providers of this swarm's keys
 alone; a stream is bounded in time, bytes and answers; a look-up makes few new connections, through the host's own dial.
 """
 
 import hashlib
+import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import trio
@@ -20,6 +22,7 @@ from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.records.validator import NamespacedValidator
 
+from p2p.gossip import topic_of
 from p2p.host.host import Host
 from p2p.host.network import parse_peer
 from p2p.host.streams import finish
@@ -31,8 +34,8 @@ logger = logging.getLogger(__name__)
 FIRST_SECONDS, MOST_SECONDS = 5.0, 600.0
 """Pauses between look-ups: doubled from the first to the most, and begun anew by a node that was alone."""
 
-ENOUGH = 16
-"""With so many connections a look-up makes no new ones."""
+ENOUGH, FOR_SHARD = 16, 8
+"""With so many connections a look-up makes no new ones; those for each shard of several come on top."""
 
 LOOKUP_SECONDS = 40.0
 LOOKUP_DIALS = 8
@@ -46,7 +49,9 @@ STREAM_WRITES = 64
 PEER_STREAMS = 2
 """Streams of one peer that are answered at the same time."""
 
-MAX_PROVIDERS = 256
+MAX_PROVIDERS, MAX_RECORDS = 256, 4096
+"""Providers that are remembered of one key, and of all."""
+
 MAX_ADDRESSES = 8
 PROVIDER_SECONDS = 3600.0
 _TOLD = 20
@@ -55,34 +60,38 @@ Found = Callable[[str], None]
 """Told of a multiaddr with a peer id."""
 
 
-def key_of(swarm: str) -> bytes:
-    """What a swarm's nodes provide: a sha2-256 multihash."""
-    return b"\x12\x20" + hashlib.sha256(f"/swarmnode/{VERSION}/{swarm}".encode()).digest()
+def key_of(swarm: str, shard: int | None = None) -> bytes:
+    """What a swarm's nodes provide, or those that hear one of its shards: a sha2-256 multihash."""
+    name = f"/swarmnode/{VERSION}/{swarm}" if shard is None else topic_of(swarm, shard)
+    return b"\x12\x20" + hashlib.sha256(name.encode()).digest()
 
 
 class _Providers(ProviderStore):  # type: ignore[misc]
-    """Who provides one key, in memory: a bounded number, the longest silent dropped first."""
+    """Who provides some keys, in memory: a bounded number, the longest silent of the most wanted key dropped first."""
 
-    def __init__(self, host: Any, peer_routing: Any, key: bytes) -> None:
+    def __init__(self, host: Any, peer_routing: Any, keys: Collection[bytes]) -> None:
         super().__init__(host=host, peer_routing=peer_routing)
-        self._key = key
-        self._known: dict[str, tuple[float, Any]] = {}
+        self._keys = frozenset(keys)
+        self._known: dict[bytes, dict[str, tuple[float, Any]]] = {}
 
     def add_provider(self, key: bytes, provider: Any) -> None:
         """Note one who says so. Others' keys are of no interest."""
-        if key != self._key:
+        if key not in self._keys:
             return
-        name = str(provider.peer_id)
-        self._known.pop(name, None)
-        self._known[name] = (trio.current_time(), PeerInfo(provider.peer_id, list(provider.addrs)[:MAX_ADDRESSES]))
-        if len(self._known) > MAX_PROVIDERS:
-            del self._known[next(iter(self._known))]
+        name, known = str(provider.peer_id), self._known.setdefault(key, {})
+        known.pop(name, None)
+        known[name] = (trio.current_time(), PeerInfo(provider.peer_id, list(provider.addrs)[:MAX_ADDRESSES]))
+        if len(known) > MAX_PROVIDERS:
+            del known[next(iter(known))]
+        if sum(map(len, self._known.values())) > MAX_RECORDS:
+            most = max(self._known.values(), key=len)
+            del most[next(iter(most))]
 
     def get_providers(self, key: bytes) -> list[Any]:
         """Some of them, drawn anew each time."""
         since = trio.current_time() - PROVIDER_SECONDS
-        fresh = [info for when, info in self._known.values() if when >= since]
-        return random.sample(fresh, min(len(fresh), _TOLD)) if key == self._key else []
+        fresh = [info for when, info in self._known.get(key, {}).values() if when >= since]
+        return random.sample(fresh, min(len(fresh), _TOLD))
 
 
 class _Asking(ProviderStore):  # type: ignore[misc]
@@ -125,9 +134,9 @@ class _Bounded:
 class _View:
     """What the DHT sees of the host: its own, bounded peer store, and streams that are opened with care."""
 
-    def __init__(self, host: Host, max_peers: int) -> None:
+    def __init__(self, host: Host, most: int) -> None:
         self._host = host
-        self._most = min(ENOUGH, max_peers)
+        self._most = most
         self._store = PeerStore()
         self.dials = 0
 
@@ -185,19 +194,21 @@ class _View:
 
 
 class Dht:
-    """One node of the DHT, for one swarm."""
+    """One node of the DHT, for one swarm, of whose shards it hears `heard`."""
 
-    def __init__(self, host: Host, swarm: str, max_peers: int) -> None:
+    def __init__(self, host: Host, swarm: str, max_peers: int, shards: int = 1, heard: Sequence[int] = (0,)) -> None:
         self._host = host
-        self._key = key_of(swarm)
-        self._view = _View(host, max_peers)
+        self._keys = [key_of(swarm)] if shards == 1 else [key_of(swarm, shard) for shard in heard]
+        kept = self._keys if shards == 1 else [key_of(swarm, shard) for shard in range(shards)]
+        most = ENOUGH if shards == 1 else ENOUGH + FOR_SHARD * len(heard)
+        self._view = _View(host, min(most, max_peers))
         # Strict and empty: there is no value that this node would store. The service is never run: its own look-ups
         # and re-publishing would come on top of those below.
         validator = NamespacedValidator({}, strict_validation=True)
         self._kad = KadDHT(
             self._view, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True
         )
-        self._kad.provider_store = _Providers(self._view, self._kad.peer_routing, self._key)
+        self._kad.provider_store = _Providers(self._view, self._kad.peer_routing, kept)
         self._asking = _Asking(self._view, self._kad.peer_routing)
         self._open: Counter[str] = Counter()
         host.libp2p.set_stream_handler(PROTOCOL_ID, self.answer)
@@ -222,19 +233,26 @@ class Dht:
             await finish(stream, clean=False)
 
     async def look(self) -> list[str]:
-        """Provide the key, and ask who else does. Returns multiaddrs; fewer, or none, if the look-up fails."""
-        found: list[Any] = []
-        self._view.dials = LOOKUP_DIALS
+        """Provide the keys, and ask who else does. Returns multiaddrs; fewer, or none, if a look-up fails."""
         for peer in self._view.get_connected_peers():
             self._view.learn(peer)
             await self._kad.add_peer(peer)
+        found: dict[str, None] = {}
+        for key in self._keys:
+            providers = await self._look(key)
+            found |= dict.fromkeys(itertools.islice(self._addresses(providers), MAX_PROVIDERS * 2))
+        return list(found)
+
+    async def _look(self, key: bytes) -> list[Any]:
+        found: list[Any] = []
+        self._view.dials = LOOKUP_DIALS
         try:
             with trio.move_on_after(LOOKUP_SECONDS):
-                found = await self._asking.find_providers(self._key, MAX_PROVIDERS)
-                await self._kad.provider_store.provide(self._key)
+                found = await self._asking.find_providers(key, MAX_PROVIDERS)
+                await self._kad.provider_store.provide(key)
         except Exception as error:  # noqa: BLE001  answers of strangers can raise anything in there
             logger.debug("a look-up failed: %r", error)
-        return list(dict.fromkeys(self._addresses(found)))[: MAX_PROVIDERS * 2]
+        return found
 
     def _addresses(self, found: list[Any]) -> Iterator[str]:
         for info in found:
@@ -247,9 +265,8 @@ class Dht:
                 yield text
 
 
-async def run_dht(host: Host, swarm: str, max_peers: int, found: Found) -> NoReturn:
+async def run_dht(dht: Dht, host: Host, found: Found) -> NoReturn:
     """Take part in the DHT and tell of nodes of the swarm, until cancelled."""
-    dht = Dht(host, swarm, max_peers)
     pause = FIRST_SECONDS
     while True:
         if not host.connections():

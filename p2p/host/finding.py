@@ -10,7 +10,8 @@ import trio
 from libp2p.peer.peerstore import PeerStoreError
 
 from p2p.addresses import parse_address
-from p2p.host.dht import run_dht
+from p2p.gossip import shards_heard
+from p2p.host.dht import Dht, run_dht
 from p2p.host.host import Host
 from p2p.host.mdns import run_mdns
 from p2p.host.nat import run_upnp
@@ -39,7 +40,9 @@ async def run_finding(host: Host, settings: NetworkSettings, found: Found, say: 
         if settings.mdns:
             nursery.start_soon(run_mdns, settings.swarm, host.peer_id, host.addresses, _from(found, "mdns"), say)
         if settings.dht:
-            nursery.start_soon(run_dht, host, settings.swarm, settings.max_peers, _from(found, "dht"))
+            heard = shards_heard(host.peer_id, settings.shards, settings.subscribe)
+            dht = Dht(host, settings.swarm, settings.max_peers, settings.shards, heard)
+            nursery.start_soon(run_dht, dht, host, _from(found, "dht"))
         if settings.upnp:
             nursery.start_soon(run_upnp, host, say)
         await trio.sleep_forever()

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import trio
 from trio.testing import MockClock
 
 from p2p.addresses import Address, parse_address
-from p2p.discovery import DIALS, TARGET, Finder, system_resolve
+from p2p.discovery import DIALS, SHARD_TARGET, TARGET, Finder, system_resolve
+from p2p.gossip import shard_of, shards_heard, topic_of
 from p2p.ids import peer_id_of
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
@@ -31,6 +32,7 @@ def full(number: int) -> str:
 
 
 OWN = 999
+SHARDS = 20
 
 
 class Net:
@@ -42,6 +44,7 @@ class Net:
         self.up: dict[str, str] = {}
         """Base address -> peer that answers there."""
         self.silent = False
+        self.deaf: set[str] = set()
         self.slams: set[str] = set()
         """Peers that close every connection at once."""
         self.dials: list[tuple[float, str]] = []
@@ -76,6 +79,12 @@ class Net:
 
     async def disconnect(self, peer: str) -> None:
         self.open.pop(peer, None)
+
+    def subscribers(self, topic: str) -> list[str]:
+        """Each peer that is connected is subscribed to its own shard, unless it is deaf."""
+        return [
+            peer for peer in self.open if peer not in self.deaf and topic_of("main", shard_of(peer, SHARDS)) == topic
+        ]
 
     def lose(self, *numbers: int) -> None:
         for number in numbers:
@@ -348,6 +357,50 @@ async def test_an_unknown_name_is_said_and_tried_on(autojump_clock: MockClock) -
         case.net.up[base(1)] = peer(1)
         await trio.sleep(20)
         assert peer(1) in case.net.open
+
+
+def of_shard(peers: Iterable[str], shard: int) -> list[str]:
+    return [peer for peer in peers if shard_of(peer, SHARDS) == shard]
+
+
+@asynccontextmanager
+async def among_many(clock: MockClock, **settings: object) -> AsyncIterator[Case]:
+    """A node that has heard of 300 others, all of which answer."""
+    case = Case(clock)
+    case.net.up = {base(number): peer(number) for number in range(300)}
+    async with case.running(**settings) as finder:
+        for number in range(300):
+            finder.found(full(number), "dht")
+        yield case
+
+
+async def test_nodes_of_each_shard_that_is_heard_are_looked_for(autojump_clock: MockClock) -> None:
+    async with among_many(autojump_clock, shards=SHARDS, subscribe=2) as case:
+        await trio.sleep(120)
+        heard = shards_heard(peer(OWN), SHARDS, 2)
+        assert all(len(of_shard(case.net.open, shard)) >= SHARD_TARGET for shard in heard)
+        assert len(case.net.open) <= TARGET + 2 * SHARD_TARGET
+        gone = of_shard(case.net.open, heard[1])[:4]
+        for one in gone:
+            case.net.up = {address: who for address, who in case.net.up.items() if who != one}
+            del case.net.open[one]
+        await trio.sleep(60)
+        assert len(of_shard(case.net.open, heard[1])) >= SHARD_TARGET
+
+
+async def test_nodes_that_do_not_hear_their_own_shard_do_not_take_all_connections(autojump_clock: MockClock) -> None:
+    async with among_many(autojump_clock, shards=SHARDS, subscribe=1) as case:
+        case.net.deaf = {*case.net.up.values()}
+        [own] = shards_heard(peer(OWN), SHARDS, 1)
+        assert len(of_shard(case.net.up.values(), own)) > 2 * SHARD_TARGET
+        await trio.sleep(600)
+        assert SHARD_TARGET < len(of_shard(case.net.open, own)) <= 2 * SHARD_TARGET
+
+
+async def test_without_shards_connections_are_looked_for_up_to_the_target(autojump_clock: MockClock) -> None:
+    async with among_many(autojump_clock) as case:
+        await trio.sleep(120)
+        assert len(case.net.open) == TARGET
 
 
 async def test_after_a_stall_everything_is_tried_at_once(autojump_clock: MockClock) -> None:

@@ -14,7 +14,7 @@ from libp2p.utils import encode_varint_prefixed
 from p2p.discovery import Finder
 from p2p.host import dht as dht_module
 from p2p.host import run_finding
-from p2p.host.dht import MAX_PROVIDERS, PEER_STREAMS, Dht, key_of
+from p2p.host.dht import MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
 from p2p.transport import TransportError
@@ -115,11 +115,32 @@ async def test_the_number_of_providers_is_bounded() -> None:
         from libp2p.peer.id import ID
         from libp2p.peer.peerinfo import PeerInfo
 
-        for number in range(2 * MAX_PROVIDERS):
-            peer = ID.from_pubkey(create_new_key_pair(number.to_bytes(32, "big")).public_key)
+        peers = [
+            ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key) for n in range(2 * MAX_PROVIDERS)
+        ]
+        for peer in peers:
             store.add_provider(key_of("main"), PeerInfo(peer, []))
-        assert len(store._known) == MAX_PROVIDERS
+        assert len(store._known[key_of("main")]) == MAX_PROVIDERS
         assert len(store.get_providers(key_of("main"))) == 20
+        shards = Dht(node.host, "main", 64, shards=40, heard=[3, 4])._kad.provider_store
+        shards.add_provider(key_of("main", 39), PeerInfo(peers[0], []))
+        for shard in range(39):
+            for peer in peers[:MAX_PROVIDERS]:
+                shards.add_provider(key_of("main", shard), PeerInfo(peer, []))
+        assert sum(map(len, shards._known.values())) == MAX_RECORDS
+        assert len(shards.get_providers(key_of("main", 39))) == 1, "few of one key do not give way to many of others"
+
+
+async def test_nodes_find_those_of_the_shards_that_they_hear() -> None:
+    async with star(5) as nodes:
+        heard = [[0, 1], [1, 2], [2, 3], [5, 6], [1, 2]]
+        tables = [Dht(node.host, "main", 64, 8, shards) for node, shards in zip(nodes, heard, strict=True)]
+        for table in tables:
+            await table.look()
+        found = {address.rpartition("/")[2] for address in await tables[1].look()}
+        assert found == {nodes[number].host.peer_id for number in (0, 2, 4)}
+        assert await tables[3].look() == []
+        assert not any(node.watcher.offences for node in nodes)
 
 
 async def test_a_node_that_joins_one_is_connected_with_the_others_through_the_dht(
