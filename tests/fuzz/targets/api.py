@@ -8,9 +8,9 @@ from typing import cast
 import trio
 
 from node.api.app import make_app
+from node.api.contact import CLAIM
 from node.api.control import Control
 from node.api.feed import Feed
-from node.api.contact import CLAIM
 from node.api.guard import Rules
 from node.api.openapi import OPERATIONS
 from node.api.v1 import V1, Seen
