@@ -166,6 +166,14 @@ class Policy:
             planned = self._plan(groups, ranks or self.ranks.size)
             largest = max(size(batch, packing=self.scorer.packing) for share in planned for batch in share)
             longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
+            if largest <= longest and self.scorer.compute_twice():
+                log.warning(
+                    "memory ran out on a single completion of %d tokens (%s): layers are computed twice from now on, "
+                    "which takes less memory and more time",
+                    longest,
+                    reason,
+                )
+                continue
             if largest <= longest:
                 raise OutOfMemory(
                     f"memory ran out on a single completion of {longest} tokens ({reason}): lower "

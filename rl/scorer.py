@@ -1,11 +1,13 @@
 """The pass of a model over a micro-batch, and whether it gives what the model itself would give."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl.batches import Group, MicroBatch, Row, collate
 from rl.errors import ModelError
@@ -30,6 +32,7 @@ class Scorer:
         self._resolved = resolved
         self.packing = False
         """Whether micro-batches are packed; `find_packing` says whether the model can."""
+        self._twice: list[GradientCheckpointingLayer] = []
 
     def collate(self, parts: Sequence[Group]) -> MicroBatch:
         """The tensors of one micro-batch."""
@@ -41,9 +44,33 @@ class Scorer:
         if batch.packed is not None:
             # A mask of four dimensions is left as it is: the attention knows better.
             options = {"packed": batch.packed, "attention_mask": batch.ids.new_ones(1, 1, 1, 1)}
-        output = self.model.get_decoder()(input_ids=batch.ids, position_ids=batch.positions, use_cache=False, **options)
+        options |= {"input_ids": batch.ids, "position_ids": batch.positions, "use_cache": False}
+        with self._layers_computed_twice():
+            output = self.model.get_decoder()(**options)
         hidden = output.last_hidden_state.flatten(0, 1)[batch.sources]
         return token_scores(self.model.get_output_embeddings(), hidden, batch.targets)
+
+    def compute_twice(self) -> bool:
+        """From now on keep of each layer its input alone, and compute the rest again on the way back: a fraction of the
+        memory for a third more time. False if that is so already, or this model cannot.
+        """
+        if self._twice or not self.model.supports_gradient_checkpointing:
+            return False
+        self.model.gradient_checkpointing_enable()
+        self._twice = [layer for layer in self.model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        return bool(self._twice)
+
+    @contextmanager
+    def _layers_computed_twice(self) -> Iterator[None]:
+        """Layers do it in training alone. What is in them stays in eval mode, and so do they when they sample."""
+        training = torch.is_grad_enabled()
+        for layer in self._twice:
+            layer.training = training
+        try:
+            yield
+        finally:
+            for layer in self._twice:
+                layer.training = False
 
     def find_packing(self, vocabulary: int) -> None:
         """Pack groups if the model gives the same log-probs for a packed one as for its rows; says so if not.

@@ -9,7 +9,9 @@ import torch
 
 from rl.errors import OutOfMemory, Stopped, TrainingError
 from rl.learner import Learner
+from rl.rollouts import Sampling
 from tests.rl.learning import UNCLIPPED, MakeLearner, assert_close, gradients, make_groups, same, state_of, warm
+from verifiers.base import Task
 
 LAST = "model.layers.1.mlp.down_proj"
 
@@ -58,6 +60,35 @@ def test_out_of_memory_halfway_through_a_step_counts_nothing_twice(make_learner:
     short.policy.model.get_decoder().norm.register_full_backward_hook(fail_once)
     assert_close(gradients(plain, make_groups()), gradients(short, make_groups()), 1e-5)
     assert passes > 2
+
+
+def test_less_memory_for_a_single_completion_is_more_time_and_the_same_result(
+    make_learner: MakeLearner, caplog: pytest.LogCaptureFixture, tasks: list[Task]
+) -> None:
+    plain, short = warm(make_learner(training=UNCLIPPED)), warm(make_learner(training=UNCLIPPED))
+    decoder = short.policy.model.get_decoder()
+    runs = 0
+
+    def allocate(module: Any, args: Any, kwargs: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if not decoder.layers[0].gradient_checkpointing:
+            raise torch.OutOfMemoryError("injected where layers keep what they compute")
+
+    decoder.layers[0].self_attn.register_forward_pre_hook(allocate, with_kwargs=True)
+    expected = gradients(plain, make_groups())
+    assert_close(expected, gradients(short, make_groups()), 5e-5)
+    assert "layers are computed twice" in caplog.text
+    # Sampling keeps its cache of keys and values.
+    sampled = [learner.generate(tasks[:1], Sampling(2, 8), 3)[0].completions for learner in (plain, short)]
+    assert [completion.text for completion in sampled[0]] == [completion.text for completion in sampled[1]]
+    runs = 0
+    for group in make_groups():
+        logprobs, _ = short.policy.scorer.score(short.policy.scorer.collate([group]))
+        once, runs = runs, 0
+        logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        assert (once, runs) == (1, 1), "each layer is computed again on the way back"
+        runs = 0
 
 
 def test_no_memory_for_a_single_completion(make_learner: MakeLearner) -> None:
