@@ -39,7 +39,7 @@ DIAL_SECONDS = 5.0
 """For one address. TCP's first tries go out at 0, 1 and 3 s, so nothing is lost by starting over then."""
 
 SHARD_TARGET = 6
-"""Connections to look for with nodes that hear a shard, for each that this one hears: a mesh has four to eight."""
+"""Connections to look for with nodes of each shard that this one hears: a mesh has four to eight peers."""
 
 RESOLVE_SECONDS = 5.0
 RECENT_SECONDS = 3600.0
@@ -280,14 +280,18 @@ class Finder:
         return [self._rng.choice(recent)]
 
     def _of_shards(self, due: Sequence[Peer]) -> list[Peer]:
-        """Peers of the shards for which this node has too few connections. A node hears its own shard, and which that
-        is follows from its id. Those that do not are counted in the end, or they could take all connections."""
+        """Peers of the shards with which this node has too few connections. Whose shard is which follows from the id.
+
+        Others may be subscribed to a shard as well, but nodes of one shard listen to the same others: if they were
+        counted, all of them could come to be connected with each other alone, and with nobody who publishes there.
+        Those that do not listen to their own shard are counted in the end, or they could take all connections.
+        """
         needed: list[Peer] = []
         for shard in self._heard:
             subscribed = {*self._transport.subscribers(topic_of(self._settings.swarm, shard))}
-            trying = {peer for peer in (*self._new, *self._dialling) if self._is_of(peer, shard)}
-            silent = {peer for peer in self._connected if self._is_of(peer, shard)} - subscribed
-            wanted = min(SHARD_TARGET - len(subscribed | trying), 2 * SHARD_TARGET - len(subscribed | silent | trying))
+            members = {peer for peer in (*self._connected, *self._dialling) if self._is_of(peer, shard)}
+            useful = members & (subscribed | self._new | self._dialling)
+            wanted = min(SHARD_TARGET - len(useful), 2 * SHARD_TARGET - len(members))
             needed += [known for known in due if self._is_of(known.peer, shard)][: max(wanted, 0)]
         return needed
 

@@ -90,7 +90,7 @@ def _row(name: str, plan: Plan, seen: Outcome) -> list[str]:
         f"{seen.copies:.1f}",
         "link full" if full else f"{100 * seen.delivered:.2f} %",
         "" if full else f"{100 * seen.worst:.1f} %",
-        "" if full else f"{100 * seen.swarm_seen:.2g} %",
+        "" if full else f"{100 * seen.swarm_seen:,.3g} %",
         *("" if full else "never" if math.isinf(value) else f"{value:.2f}" for value in times),
     ]
 
@@ -201,20 +201,21 @@ def draw(rows: Rows, path: Path) -> None:
         seen = [(plan.nodes, outcome) for plan, outcome in sizes.values()]
         style = {"color": colours[name], "marker": "o", "ms": 4, "lw": 2 if name == BASE else 1.3, "label": name}
         left.plot([nodes for nodes, _ in seen], [one.bytes_in.mean / 1e3 for _, one in seen], **style)
-        timed = [(nodes, one.half.mean) for nodes, one in seen if one.full <= _FULL and math.isfinite(one.half.p99)]
+        timed = [(nodes, one.half.mean) for nodes, one in seen if one.full <= _FULL and math.isfinite(one.half.mean)]
         right.plot([nodes for nodes, _ in timed], [half for _, half in timed], **style)
     left.axhline(2500, color="#9ca3af", ls=":", lw=1.2)
-    left.text(10, 2650, "uplink of a home, 20 Mbit/s", fontsize=9, color="#6b7280", va="bottom")
+    left.text(1e5, 2300, "uplink of a home, 20 Mbit/s", fontsize=9, color="#6b7280", va="top", ha="right")
     left.set_yscale("log")
     left.set_ylabel("kB a second into a node", fontsize=11)
     right.set_ylim(0, None)
-    right.set_ylabel("seconds until half of the subscribers have a batch", fontsize=11)
+    right.set_ylabel("seconds until half of\nthe subscribers have a batch", fontsize=11)
     for axes in (left, right):
         axes.set_xscale("log")
         axes.set_xlabel("nodes", fontsize=11)
         axes.grid(color="#e5e7eb", lw=0.8)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False, fontsize=9, loc="lower right")
+    left.set_ylim(1, None)
+    left.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.98))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     plt.close(figure)

@@ -67,8 +67,9 @@ class Net:
     def look(self, node: int) -> None:
         """Dial until there are connections enough: for each shard, where nodes look for these, and in all."""
         if self.plan.looking:
-            for place, shard in enumerate(self.heard[node]):
-                self._dial(node, self._of_shard[shard], SHARD_TARGET - len(self._subscribed(node, place)))
+            for shard in self.heard[node]:
+                members = sum(self.heard[peer][0] == shard for peer in self.links[node])
+                self._dial(node, self._of_shard[shard], SHARD_TARGET - members)
         self._dial(node, self._there, TARGET - len(self.links[node]))
 
     def leave(self, node: int) -> list[int]:

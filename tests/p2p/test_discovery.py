@@ -81,10 +81,9 @@ class Net:
         self.open.pop(peer, None)
 
     def subscribers(self, topic: str) -> list[str]:
-        """Each peer that is connected is subscribed to its own shard, unless it is deaf."""
-        return [
-            peer for peer in self.open if peer not in self.deaf and topic_of("main", shard_of(peer, SHARDS)) == topic
-        ]
+        """Each peer that is connected listens to its own shard and the next, unless it is deaf."""
+        shards = {peer: shards_heard(peer, SHARDS, 2) for peer in self.open if peer not in self.deaf}
+        return [peer for peer, heard in shards.items() if topic in [topic_of("main", shard) for shard in heard]]
 
     def lose(self, *numbers: int) -> None:
         for number in numbers:
