@@ -80,12 +80,14 @@ class Speed:
 @dataclass
 class Delay:
     """At a steady rate: seconds from the publication until a batch was taken in by each other node, and until all of
-    its groups were in that node's pool."""
+    its groups were in that node's pool. `lost` of the arrivals by gossip, `unstored` of those in pools: the catch-up
+    brings what gossip does not."""
 
     rate: float
     arrived: tuple[float, float, float] | None
     stored: tuple[float, float, float] | None
     lost: float
+    unstored: float
 
 
 @dataclass
@@ -212,7 +214,9 @@ def delay_of(plan: Plan, reports: Sequence[Report]) -> Delay:
         for place, at in enumerate(report.began)
     }
     stored = [at - began[origin, number] for report in reports for origin, number, at in report.stored]
-    return Delay(plan.rate, _spread(arrived), _spread(stored), 1 - len(arrived) / (plan.total * (plan.nodes - 1)))
+    due = plan.total * (plan.nodes - 1)
+    lost, unstored = (1 - len(times) / due for times in (arrived, stored))
+    return Delay(plan.rate, _spread(arrived), _spread(stored), lost, unstored)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
