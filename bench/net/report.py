@@ -76,8 +76,16 @@ def admission(found: Figures) -> str:
         shape = found["shapes"][size]
         shaped = f"{shape['groups']} x {shape['completions']} x {shape['characters']}"
         rates = [f"{one[key]:,.0f}" for key in ("checked", "checked_meanwhile")]
-        rows.append([size, shaped, *rates, f"{one['stored']:,.1f}", f"{one['groups']:,.0f}"])
-    head = ["KB", "groups x answers x characters", "checked/s", "the same while admitting", "admitted/s", "groups/s"]
+        rows.append([size, shaped, *rates, f"{one['stored']:,.1f}", f"{one['groups']:,.0f}", _percent(one["lost"])])
+    head = [
+        "KB",
+        "groups x answers x characters",
+        "checked/s",
+        "the same while admitting",
+        "admitted/s",
+        "groups/s",
+        "lost",
+    ]
     return _table(head, rows)
 
 

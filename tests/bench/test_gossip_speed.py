@@ -65,4 +65,5 @@ def test_real_nodes_of_every_kind_carry_every_batch(tmp_path: Path) -> None:
     assert steady["node"]["stored"] is not None
     assert min(found["stages"]["32"].values()) >= 0
     assert found["admits"]["32"]["stored"] > 0
+    assert found["admits"]["32"]["lost"] == 0
     assert "| 32 | 8 x 8 x " in done.stdout
