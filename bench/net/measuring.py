@@ -80,23 +80,26 @@ class Speed:
 @dataclass
 class Delay:
     """At a steady rate: seconds from the publication until a batch was taken in by each other node, and until all of
-    its groups were in that node's pool."""
+    its groups were in that node's pool. `lost` of the arrivals by gossip, `unstored` of those in pools: the catch-up
+    brings what gossip does not."""
 
     rate: float
     arrived: tuple[float, float, float] | None
     stored: tuple[float, float, float] | None
     lost: float
+    unstored: float
 
 
 @dataclass
 class Admits:
     """One node under more than it can take: batches a second through the check and into the store, and through
-    everything into the pool; the former while the latter lags behind too."""
+    everything into the pool; the former while the latter lags behind too. `lost` of all, on their way to the pool."""
 
     checked: float
     checked_meanwhile: float
     stored: float
     groups: float
+    lost: float
 
 
 class World:
@@ -212,7 +215,9 @@ def delay_of(plan: Plan, reports: Sequence[Report]) -> Delay:
         for place, at in enumerate(report.began)
     }
     stored = [at - began[origin, number] for report in reports for origin, number, at in report.stored]
-    return Delay(plan.rate, _spread(arrived), _spread(stored), 1 - len(arrived) / (plan.total * (plan.nodes - 1)))
+    due = plan.total * (plan.nodes - 1)
+    lost, unstored = (1 - len(times) / due for times in (arrived, stored))
+    return Delay(plan.rate, _spread(arrived), _spread(stored), lost, unstored)
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
@@ -224,14 +229,15 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def admits(world: World, size: int, count: int) -> Admits:
-    """One node hears batches as fast as another can send them; what waits for its check never overflows the queue."""
+    """One node hears batches as fast as another, which has them sealed already, can send them."""
     batches = world.batches(size, count, 1)
-    plan = Plan(KINDS["relay"], 2, batches, PAIR_UNDER_WAY)
-    checked = _rate([at for _, at in run(plan)[1].arrived])
-    listener = run(Plan(KINDS["node"], 2, batches, PAIR_UNDER_WAY, until_stored=True))[1]
-    stored = [at for _, _, at in listener.stored]
+    relay, node = KINDS["relay"], KINDS["node"]
+    checked = _rate([at for _, at in run(Plan(relay, PAIR, batches, PAIR_UNDER_WAY))[1].arrived])
+    listener = run(Plan(relay, PAIR, batches, PAIR_UNDER_WAY, until_stored=True, listen=node))[1]
+    stored = _rate([at for _, _, at in listener.stored])
     meanwhile = _rate([at for _, at in listener.arrived])
-    return Admits(checked, meanwhile, _rate(stored), _rate(stored) * world.shapes[size].groups)
+    groups, lost = stored * world.shapes[size].groups, 1 - len(listener.stored) / count
+    return Admits(checked, meanwhile, stored, groups, lost)
 
 
 def _rate(times: Sequence[float]) -> float:

@@ -51,8 +51,10 @@ def delays(found: Figures) -> str:
         for size, by_kind in by_size.items():
             for kind, one in by_kind.items():
                 arrived, stored = _milliseconds(one["arrived"]), _milliseconds(one["stored"])
-                rows.append([nodes, size, f"{one['rate']:g}", NAMES[kind], *arrived, *stored, _percent(one["lost"])])
-    head = ["nodes", "KB", "batches/s", "", "arrived p50", "p99", "most", "stored p50", "p99", "most", "lost"]
+                lost = [_percent(one["lost"]), "-" if one["stored"] is None else _percent(one["unstored"])]
+                rows.append([nodes, size, f"{one['rate']:g}", NAMES[kind], *arrived, *stored, *lost])
+    head = ["nodes", "KB", "batches/s", "", "arrived p50", "p99", "most", "stored p50", "p99", "most"]
+    head += ["lost by gossip", "in no pool"]
     return _table(head, rows)
 
 
@@ -74,8 +76,16 @@ def admission(found: Figures) -> str:
         shape = found["shapes"][size]
         shaped = f"{shape['groups']} x {shape['completions']} x {shape['characters']}"
         rates = [f"{one[key]:,.0f}" for key in ("checked", "checked_meanwhile")]
-        rows.append([size, shaped, *rates, f"{one['stored']:,.1f}", f"{one['groups']:,.0f}"])
-    head = ["KB", "groups x answers x characters", "checked/s", "the same while admitting", "admitted/s", "groups/s"]
+        rows.append([size, shaped, *rates, f"{one['stored']:,.1f}", f"{one['groups']:,.0f}", _percent(one["lost"])])
+    head = [
+        "KB",
+        "groups x answers x characters",
+        "checked/s",
+        "the same while admitting",
+        "admitted/s",
+        "groups/s",
+        "lost",
+    ]
     return _table(head, rows)
 
 
@@ -97,7 +107,8 @@ def draw(found: Figures, path: Path) -> None:
     from matplotlib import pyplot as plt
 
     panels = found["fast"]
-    figure, axes = plt.subplots(1, len(panels), figsize=(4 * len(panels), 3.6), layout="constrained", squeeze=False)
+    size = 4 * len(panels), 3.6
+    figure, axes = plt.subplots(1, len(panels), figsize=size, layout="constrained", squeeze=False, sharey=True)
     for axis, (nodes, by_size) in zip(axes[0], panels.items(), strict=True):
         for number, kind in enumerate(("tcp", "libp2p", "gossip", "relay")):
             places = [place + 0.2 * (number - 1.5) for place in range(len(by_size))]

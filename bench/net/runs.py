@@ -39,7 +39,8 @@ class Plan:
 
     At most `window` batches of one node are under way, so that nothing is lost. With a `rate`, in batches a second of
     all together, each goes out at its time instead. `until_stored` waits for the pools too. `direct` is
-    for nodes that pass nothing on: each is connected with all others.
+    for nodes that pass nothing on: each is connected with all others. `listen` opens those that
+    do not publish, where they are of another kind.
     """
 
     open: Open
@@ -49,6 +50,7 @@ class Plan:
     rate: float = 0.0
     until_stored: bool = False
     direct: bool = False
+    listen: Open | None = None
 
     def neighbours(self, number: int) -> list[int]:
         """Whom a node dials."""
@@ -113,14 +115,16 @@ class _Child:
 
     async def run(self) -> None:
         """From the start of the node to its report."""
-        async with self._plan.open(key_of(self._number), self) as node:
+        publishes = self._number < len(self._plan.batches)
+        opening = self._plan.open if publishes or self._plan.listen is None else self._plan.listen
+        async with opening(key_of(self._number), self) as node:
             await self._answer(node.address)
             await node.join(await self._told())
             await node.meshed(self._plan.degree if self._plan.direct else min(self._plan.degree, MESH_LOW))
             await self._answer("ready")
             await self._told()
             before = cpu()
-            if self._number < len(self._plan.batches):
+            if publishes:
                 await self._publish(node)
             await self._answer("done")
             await self._told()

@@ -41,7 +41,7 @@ def test_delays_are_from_a_batch_to_its_own_arrival_and_place_in_the_pool() -> N
     delay = delay_of(plan, [sender, listener])
     assert delay.arrived == pytest.approx((0.25, 0.25, 0.25))
     assert delay.stored == pytest.approx((2.0, 2.0, 2.0))
-    assert delay.lost == 0
+    assert (delay.lost, delay.unstored) == (0, 0)
 
 
 def test_nodes_stand_in_a_ring_of_six_neighbours() -> None:
@@ -61,8 +61,9 @@ def test_real_nodes_of_every_kind_carry_every_batch(tmp_path: Path) -> None:
     fast, steady = found["fast"]["2"]["32"], found["steady"]["2"]["32"]
     assert {kind: fast[kind]["lost"] for kind in ("tcp", "gossip", "relay")} == {"tcp": 0, "gossip": 0, "relay": 0}
     assert fast["libp2p"]["batches"] > 0
-    assert steady["node"]["lost"] == 0
+    assert steady["node"]["unstored"] == 0
     assert steady["node"]["stored"] is not None
     assert min(found["stages"]["32"].values()) >= 0
     assert found["admits"]["32"]["stored"] > 0
+    assert found["admits"]["32"]["lost"] == 0
     assert "| 32 | 8 x 8 x " in done.stdout
