@@ -102,12 +102,12 @@ Timed = tuple[Record, dict[str, float]]
 def shares(records: Sequence[Record], told: Sequence[tuple[str, float]], warm: int) -> list[Timed]:
     """Each round after the first `warm`, but the last, from when its scoring begins to when that of the next does.
 
-    What is done ahead is not told as a part. Sampling and the learning step are as recorded: with overlap the first
-    goes by during other parts, and `waited` is what is waited for it.
+    What is done ahead is not told as a part. Sampling, that of the next round, and the learning step are as recorded:
+    with overlap the first goes by during other parts, and `waited` is what is waited for it.
     """
     begins = [place for place, (name, _) in enumerate(told) if name == "score"]
     found = []
-    for record, here, there in zip(records, begins, begins[1:], strict=False):
+    for record, following, here, there in zip(records, records[1:], begins, begins[1:], strict=False):
         if record.round <= warm:
             continue
         seconds = dict.fromkeys([*PARTS, "waited"], 0.0) | {"wall": told[there][1] - told[here][1]}
@@ -115,8 +115,8 @@ def shares(records: Sequence[Record], told: Sequence[tuple[str, float]], warm: i
             place = "waited" if name == "generate" else name
             if place in seconds:
                 seconds[place] += ended - begun
-        # Up to the next round's first part: the rest of it is between rounds.
-        recorded = {"generate": record.seconds_generate, "update": record.seconds_update}
+        # The log tells when something else begins, so what comes after the step would count as a part of it.
+        recorded = {"generate": following.seconds_generate, "update": record.seconds_update}
         found.append((record, seconds | recorded))
     return found
 

@@ -49,7 +49,7 @@ def test_the_time_of_a_round_is_told_apart(tmp_path: Path) -> None:
 
 
 def test_a_round_lasts_until_the_next_is_scored_and_what_was_warmed_up_does_not_count() -> None:
-    records = [record(n, seconds_generate=2.0, seconds_update=3.0) for n in (1, 2, 3)]
+    records = [record(n, seconds_generate=float(n), seconds_update=4.0) for n in (1, 2, 3)]
     told = [("draw", 0.0), ("generate", 1.0)]
     for begun in (3.0, 13.0, 23.0):
         told += [("score", begun), ("share", begun + 1), ("mix", begun + 1.5), ("update", begun + 2)]
@@ -63,4 +63,4 @@ def test_a_round_lasts_until_the_next_is_scored_and_what_was_warmed_up_does_not_
         "mix": 0.5,
         "waited": 2,
     }
-    assert (seconds["generate"], seconds["update"]) == (2, 3), "as recorded: what follows the update is not of it"
+    assert (seconds["generate"], seconds["update"]) == (3, 4), "as recorded: what follows the update is not of it"
