@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
@@ -161,7 +162,9 @@ def test_a_follower_that_is_killed_ends_the_update(pair: Learner) -> None:
     process = follower(pair)
 
     def kill_once(done: int, total: int, unit: str) -> None:
-        process.kill()
+        # Told again before the end is noticed, when it may be gone for good.
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
     begun = time.monotonic()
     with pytest.raises(RankLost):
