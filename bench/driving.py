@@ -1,7 +1,6 @@
 """Makes the runs of `bench.runs`: starts a case's testnet, goes on with one that was interrupted, and ends it."""
 
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -14,11 +13,11 @@ from typing import IO, Any
 
 import tomli_w
 
+from bench.nodes import start
 from bench.runs import Case, Notes, Run, RunError, merged, read_run
 from node.config import SharingSettings
 from node.datadir import DataDir
 from rl.settings import TrainingSettings
-from verifiers import launch
 
 Say = Callable[[str], None]
 """Told a line of progress."""
@@ -90,7 +89,7 @@ class _Watched:
         """Returns the exit status."""
         try:
             with (self._case.directory / "testnet.log").open("ab") as log:
-                return _run(self._case.command(self._rounds), log, log, stop, self._look)
+                return _run(self._case.command(self._rounds), log, stop, self._look)
         finally:
             self._note_seconds()
 
@@ -106,22 +105,13 @@ class _Watched:
         self._notes.write(self._case.directory)
 
 
-def _run(command: Sequence[str], stdout: IO[bytes], stderr: IO[bytes], stop: Stop, look: Callable[[bool], None]) -> int:
+def _run(command: Sequence[str], output: IO[bytes], stop: Stop, look: Callable[[bool], None]) -> int:
     """Run a process that `stop` ends and that never outlives this one. Returns its exit status.
 
     `look` is called every now and then, and with True when it is told to stop.
     """
-    # What the caller's shell sets for a node of its own would change all of these.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        env=environment,
-        # A Ctrl-C at the terminal comes to this process, which hands it on once.
-        start_new_session=True,
-    )
+    # A Ctrl-C at the terminal comes to this process, which hands it on once.
+    process = start(command, output)
     try:
         told, looked = 0, time.monotonic()
         while True:
@@ -201,7 +191,7 @@ def held_out(case: Case, rounds: int, per_task: int, stop: Stop, say: Say) -> li
             command = [sys.executable, "-m", "node.cli", "eval", "--json", "--data-dir", str(data.path)]
             log = case.directory / "eval.log"
             with log.open("wb") as file:
-                status = _run([*command, "--per-task", str(per_task)], file, file, stop, lambda stopping: None)
+                status = _run([*command, "--per-task", str(per_task)], file, stop, lambda stopping: None)
             if status != 0 and stop.count > 0:
                 return None
             if status != 0:

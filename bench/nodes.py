@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from verifiers import launch
 
@@ -20,29 +21,36 @@ class NodeFailed(Exception):
     """A command that a benchmark ran went wrong. The message ends with what it said."""
 
 
-def command(*words: str, module: str = "node.cli") -> list[str]:
-    """`swarmnode WORDS`, or another program of ours, ended with whoever starts it."""
-    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), sys.executable, "-m", module, *words]
-
-
 def environment() -> dict[str, str]:
     """This process's own, without what would change a node's settings, and without the network."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")}
-    return kept | {"HF_HUB_OFFLINE": "1"}
+    return _unset(os.environ) | {"HF_HUB_OFFLINE": "1"}
+
+
+def _unset(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if not name.startswith("SWARMNODE_")}
+
+
+def start(
+    command: Sequence[str], output: int | IO[bytes], given: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """A process that does not outlive this one, with the environment that is `given` (else this process's own), but
+    for what would change a node's settings. A Ctrl-C at the terminal is not for it. Raises OSError.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=_unset(os.environ if given is None else given),
+        start_new_session=True,
+    )
 
 
 @contextmanager
 def running(words: Sequence[str], log: Path, module: str = "node.cli") -> Iterator[subprocess.Popen[bytes]]:
     """`swarmnode WORDS` until the block is left, which kills what has not ended. What it says goes into `log`."""
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command(*words, module=module),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment(),
-            start_new_session=True,
-        )
+        process = start([sys.executable, "-m", module, *words], output, environment())
     try:
         yield process
     finally:

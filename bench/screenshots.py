@@ -14,7 +14,6 @@ import re
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import termios
@@ -29,11 +28,11 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
+from bench.nodes import start
 from node.api.client import NodeClient
 from node.errors import NodeError
 from node.testnet.plan import NodePlan, Wishes, make_plans
 from node.testnet.watch import Progress
-from verifiers import launch
 
 COLUMNS, LINES = 110, 30
 """Of the terminal, in cells."""
@@ -88,18 +87,6 @@ class Terminal:
                 return
 
 
-def start(words: Sequence[str], output: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A process that does not outlive this one. Raises OSError."""
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *words],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={name: value for name, value in environment.items() if not name.startswith("SWARMNODE_")},
-        start_new_session=True,
-    )
-
-
 @contextmanager
 def swarm(plans: Sequence[NodePlan]) -> Iterator[Terminal]:
     """The nodes of `plans`, the first on a terminal, until the block is left; then all are told to save and end."""
@@ -109,7 +96,7 @@ def swarm(plans: Sequence[NodePlan]) -> Iterator[Terminal]:
         processes.append(terminal.process)
         for plan in plans[1:]:
             with plan.log.open("ab") as log:
-                processes.append(start(plan.command(), log.fileno(), dict(os.environ)))
+                processes.append(start(plan.command(), log))
         yield terminal
         for process in processes:
             process.send_signal(signal.SIGTERM)

@@ -21,8 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -268,27 +267,21 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
-@contextmanager
-def _apart(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
+def answer(target: Callable[..., None], *arguments: Any) -> Any:
+    """What `target(pipe, *arguments)` sends from a process of its own. Raises RuntimeError if it ends before."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
     process.start()
     theirs.close()
     try:
-        yield ours
+        found = ours.recv()
         process.join()
+        return found
+    except EOFError:
+        raise RuntimeError(f"{target.__name__} ended without a result: see above") from None
     finally:
         process.kill()
-
-
-def answer(target: Callable[..., None], *arguments: Any) -> Any:
-    """What `target(pipe, *arguments)` sends from a process of its own. Raises RuntimeError if it ends before."""
-    with _apart(target, *arguments) as pipe:
-        try:
-            return pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"{target.__name__} ended without a result: see above") from None
 
 
 # What is printed.

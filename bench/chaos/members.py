@@ -1,7 +1,6 @@
 """A node as a process that is killed, stopped and started again, and what was seen of it meanwhile."""
 
 import math
-import os
 import re
 import signal
 import subprocess
@@ -15,10 +14,10 @@ import psutil
 from bench.chaos.clock import write_offset
 from bench.chaos.place import Place
 from bench.chaos.plan import Kind
+from bench.nodes import start
 from node.datadir import DataDir
 from node.snapshot import read_snapshot
 from node.testnet.watch import Progress
-from verifiers import launch
 
 _AGAIN_SECONDS = 2.0
 """Until a node that ended by itself is started again, as a service manager would."""
@@ -112,15 +111,7 @@ class Member:
         self._gained_at_start = self._gained
         self.starts += 1
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("SWARMNODE_")},
-                # A Ctrl-C at the terminal is the benchmark's alone.
-                start_new_session=True,
-            )
+            self._process = start(self._command, log)
 
     def kill(self, start_at: float) -> None:
         """SIGKILL now, and a new start later."""
