@@ -107,7 +107,7 @@ def share_out(groups: Sequence[Group], budget: int, ranks: int, *, packing: bool
     # Smaller ones repeat prompts more often, so the first that is even enough is taken.
     smaller = (-(-whole // (ranks * each)) for each in range(1, MOST_EACH + 1))
     plans: list[list[list[list[Group]]]] = []
-    for limit in [budget, *(smaller_one for smaller_one in smaller if smaller_one < budget)]:
+    for limit in [budget, *(limit for limit in smaller if limit < budget)]:
         plans.append(_deal(plan(groups, limit, packing=packing), ranks, packing))
         if _longest(plans[-1], packing) * ranks <= EVEN * whole:
             return plans[-1]

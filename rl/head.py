@@ -35,13 +35,9 @@ def token_scores(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Te
     return torch.cat([logprob for logprob, _ in pieces]), torch.cat([entropy for _, entropy in pieces])
 
 
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _piece(head: Any, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
-    logits = logits.to(_exact(logits))
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - normaliser
     with torch.no_grad():
@@ -54,7 +50,8 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(len(hidden), dtype=_exact(hidden), device=hidden.device)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs = torch.empty(len(hidden), dtype=exact, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         derivative = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         rows = max(1, LOGITS_AT_ONCE // len(weight))

@@ -79,7 +79,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.how = packed, scale, window
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
-        exact = key.to(_exact(key.dtype))
+        exact = key.to(torch.promote_types(key.dtype, torch.float32))
         mixed = torch.empty_like(queries)
         for tile in packed.tiles:
             seen, own = _keys(value, tile)
@@ -99,7 +99,7 @@ class _Attention(torch.autograd.Function):
         dtype, shape = query.dtype, (len(key), -1, key.shape[-1])
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
         gradients = gradient.view(queries.shape)
-        exact = key.to(_exact(dtype))
+        exact = key.to(torch.promote_types(dtype, torch.float32))
         for_query = torch.empty_like(queries)
         # Many rows add to the gradient of one key.
         for_key, for_value = torch.zeros_like(exact), torch.zeros_like(exact)
@@ -125,10 +125,6 @@ class _Attention(torch.autograd.Function):
         # Scaled here rather than in every tile.
         for_query, for_key = for_query.mul_(scale).flatten(1, 2).transpose(0, 1), for_key.mul_(scale)
         return for_query, for_key.to(dtype), for_value.to(dtype), None, None, None
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _by_position(x: Tensor, shared: int) -> Tensor:

@@ -166,7 +166,12 @@ class Policy:
             planned = self._plan(groups, ranks or self.ranks.size)
             largest = max(size(batch, packing=self.scorer.packing) for share in planned for batch in share)
             longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
-            if largest <= longest and self.scorer.compute_twice():
+            if largest <= longest:
+                if not self.scorer.compute_twice():
+                    raise OutOfMemory(
+                        f"memory ran out on a single completion of {longest} tokens ({reason}): lower "
+                        "sampling.max_new_tokens, lora.rank or the model's size, or give the machine more memory"
+                    )
                 log.warning(
                     "memory ran out on a single completion of %d tokens (%s): layers are computed twice from now on, "
                     "which takes less memory and more time",
@@ -174,11 +179,6 @@ class Policy:
                     reason,
                 )
                 continue
-            if largest <= longest:
-                raise OutOfMemory(
-                    f"memory ran out on a single completion of {longest} tokens ({reason}): lower "
-                    "sampling.max_new_tokens, lora.rank or the model's size, or give the machine more memory"
-                )
             self.token_budget = max(largest // 2, 1)
             log.warning("memory ran out (%s): the token budget is now %d", reason, self.token_budget)
 

@@ -86,7 +86,8 @@ class Scorer:
         self.packing = False
         with torch.no_grad():
             apart = torch.cat([self._logprobs(Group(group.prompt, (row,))) for row in rows])
-            self._check_head(Group(group.prompt, rows[:1]))
+            # A short text will do: this one has all logits.
+            self._check_head(Group(group.prompt[:6], rows[:1]))
             self.packing = _kinds(self.model.config) <= PACKABLE
             if self.packing:
                 self.packing = self._packs(group, apart)
