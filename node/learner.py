@@ -29,6 +29,7 @@ from verifiers.process import Child, spawn
 
 _TASKS = TypeAdapter(list[Task])
 _ROLLOUTS = TypeAdapter(list[RolloutGroup])
+_AHEAD = TypeAdapter(tuple[list[RolloutGroup], float])
 _SCORED = TypeAdapter(list[ScoredGroup])
 _SAMPLING = TypeAdapter(Sampling)
 _STATS = TypeAdapter(UpdateStats)
@@ -141,6 +142,19 @@ class LearnerProcess:
             keep=keep,
         )
         return await self._taken(_ROLLOUTS, result)
+
+    async def generate_ahead(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> None:
+        """See `rl.protocols.Learner.generate_ahead`."""
+        await self._call(
+            "generate_ahead",
+            tasks=_TASKS.dump_python(list(tasks)),
+            sampling=_SAMPLING.dump_python(sampling),
+            seed=seed,
+        )
+
+    async def generated_ahead(self) -> tuple[list[RolloutGroup], float]:
+        """See `rl.protocols.Learner.generated_ahead`."""
+        return await self._taken(_AHEAD, await self._call("generated_ahead"))
 
     async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """See `rl.protocols.Learner.fits`."""

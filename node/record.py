@@ -60,7 +60,7 @@ class Record(RoundLine):
     """Wall-clock time spent scoring, in seconds."""
 
     seconds_update: Seconds
-    """Wall-clock time of the learning step, in seconds."""
+    """Wall-clock time of the learning step, what it waited for the sampling of the next round included, in seconds."""
 
     tokens_trained: Count
     """Completion tokens that entered the loss, once however many epochs."""

@@ -16,7 +16,7 @@ import torch
 
 from rl import machine
 from rl.batches import Group, Row
-from rl.engines.base import InferenceEngine
+from rl.engines.base import InferenceEngine, Sampled
 from rl.engines.live import LiveEngine
 from rl.errors import LearnerError, ModelError, PromptError, RankLost
 from rl.gate import Gate, likelihood
@@ -58,6 +58,9 @@ class Learner:
         self.policy = _open_policy(resolve(settings.model, trained), settings)
         self.tokenizer = self.policy.tokenizer
         self._live = LiveEngine(settings, self.policy)
+        self._ahead: list[Task] = []
+        # What is sampled is held against the policy that it is sampled from.
+        self.policy.before_step = lambda: self._live.settle(self._stop)
         self._gate = Gate() if settings.training.gate else None
         self._stop = stop
 
@@ -95,14 +98,35 @@ class Learner:
         fitting = self._prompts(tasks, self.context - sampling.max_new_tokens)
         prompts = [prompt for _, prompt in fitting]
         sampled = self._live.generate(prompts, sampling, seed, base=base, stop=self._stop, progress=progress, keep=keep)
-        step = 0 if base else self.policy.step
+        return self._rollouts([task for task, _ in fitting], sampled, 0 if base else self.policy.step)
+
+    def generate_ahead(
+        self, tasks: Sequence[Task], sampling: Sampling, seed: int, *, progress: Progress = no_progress
+    ) -> None:
+        """Begin what `generate` does; `generated_ahead` gives it. An engine with weights of its own goes on with it
+        through all but the last of an update, the optimiser's step; any other has done it on return.
+
+        Raises as `generate` does.
+        """
+        check_stop(self._stop)
+        fitting = self._prompts(tasks, self.context - sampling.max_new_tokens)
+        self._live.begin([prompt for _, prompt in fitting], sampling, seed, stop=self._stop, progress=progress)
+        self._ahead = [task for task, _ in fitting]
+
+    def generated_ahead(self, *, progress: Progress = no_progress) -> tuple[list[RolloutGroup], float]:
+        """What was begun last, and the seconds that sampling took. Raises Stopped, OutOfMemory, EngineError."""
+        check_stop(self._stop)
+        sampled, step, seconds = self._live.finish(self._stop, progress)
+        return self._rollouts(self._ahead, sampled, step), seconds
+
+    def _rollouts(self, tasks: Sequence[Task], sampled: Sequence[Sequence[Sampled]], step: int) -> list[RolloutGroup]:
         return [
             RolloutGroup(
                 task,
                 tuple(Completion(decode(self.tokenizer, s.tokens), s.finished, s.tokens, s.logprobs) for s in group),
                 step,
             )
-            for (task, _), group in zip(fitting, sampled, strict=True)
+            for task, group in zip(tasks, sampled, strict=True)
         ]
 
     def _prompts(self, tasks: Sequence[Task], room: int) -> list[tuple[Task, list[int]]]:
@@ -129,6 +153,9 @@ class Learner:
         check_stop(self._stop)
         tokenised = self._tokenised(groups)
         gate = None if self._gate is None else _having_seen(self._gate, groups)
+        if self.policy.ranks.size > 1:
+            # The others would wait for this one.
+            self._live.settle(self._stop)
         stats = self.policy.update(list(tokenised.values()), seed, gate=gate, stop=self._stop, progress=progress)
         self._gate = gate
         self._live.refresh()

@@ -3,12 +3,12 @@
 Frames. First comes {"settings", "trained"}, answered with {"ready": description} or {"error"} and the end. Then each
 request {"id", "op", "args"} is answered with {"id", "ok": true, "result"} or {"id", "ok": false, "error"}; before that
 may come any number of {"id", "progress": [done, total, unit]}, of {"id", "busy": true}, which says that the work goes
-on, and, for chat, of {"id", "text": piece}. An error is
+on, and, for chat, of {"id", "text": piece}. What generate_ahead begins may go on while others are answered. An error is
 {"type", "message", "traceback"}. The types of `rl.errors`, OSError and ValidationError leave the learner usable; any
 other ends the process after it is sent.
 
-SIGTERM means: stop what you are doing. generate, fits, update, chat and load raise Stopped from then on; save, export
-and describe still work. SIGINT is the parent's alone. The end of the channel ends the process.
+SIGTERM means: stop what you are doing. All but save, export and describe raise Stopped from then on. SIGINT is the
+parent's alone. The end of the channel ends the process.
 """
 
 import atexit
@@ -47,10 +47,11 @@ CHAT_ANSWER = TypeAdapter(ChatAnswer)
 PROGRESS_SECONDS = 0.1
 """Least time between two progress frames: a person sees no more, and the parent has other things to do."""
 
-LESS = {
-    "generate": "lower sampling.max_new_tokens, or sharing.local (with --silo sharing.alone) or "
+_FEWER_TOKENS = (
+    "lower sampling.max_new_tokens, or sharing.local (with --silo sharing.alone) or "
     "sampling.group_size (in an evaluation evaluation.per_task or evaluation.samples); about three million tokens fit"
-}
+)
+LESS = {"generate": _FEWER_TOKENS, "generated_ahead": _FEWER_TOKENS}
 """What to change when the answer to an operation does not fit a frame."""
 
 BUSY_SECONDS = 1.0
@@ -98,6 +99,8 @@ class _Server:
         self._stopping = stopping
         self._operations: dict[str, Callable[[int, Mapping[str, Any]], Any]] = {
             "generate": self._generate,
+            "generate_ahead": self._generate_ahead,
+            "generated_ahead": self._generated_ahead,
             "fits": lambda _, args: learner.fits(SCORED.validate_python(args["groups"])),
             "update": self._update,
             "chat": self._chat,
@@ -119,7 +122,7 @@ class _Server:
     def _answer(self, request: Mapping[str, Any]) -> None:
         number, operation = request["id"], request["op"]
         try:
-            if self._stopping.is_set() and operation in ("generate", "fits", "update", "chat", "load"):
+            if self._stopping.is_set() and operation not in ("save", "export", "describe"):
                 raise Stopped("the learner is stopping")
             self._stopping.work_on(number)
             try:
@@ -158,6 +161,18 @@ class _Server:
             progress=self._progress(number),
         )
         return ROLLOUTS.dump_python(groups)
+
+    def _generate_ahead(self, number: int, args: Mapping[str, Any]) -> None:
+        self._learner.generate_ahead(
+            TASKS.validate_python(args["tasks"]),
+            SAMPLING.validate_python(args["sampling"]),
+            int(args["seed"]),
+            progress=self._progress(number),
+        )
+
+    def _generated_ahead(self, number: int, args: Mapping[str, Any]) -> Any:
+        groups, seconds = self._learner.generated_ahead(progress=self._progress(number))
+        return [ROLLOUTS.dump_python(groups), seconds]
 
     def _update(self, number: int, args: Mapping[str, Any]) -> Any:
         groups = SCORED.validate_python(args["groups"])

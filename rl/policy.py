@@ -53,6 +53,8 @@ class Policy:
         self.ranks = Alone() if ranks is None else ranks
         self.settings = settings.training
         self.max_new_tokens = settings.sampling.max_new_tokens
+        self.before_step: Callable[[], None] = lambda: None
+        """Called before each optimiser step, when all gradients are there. It may raise Stopped."""
         self.step = 0
         self.token_budget = settings.training.tokens_at_once(resolved.device)
         with out_of_memory_as(f"{resolved.identity} and its optimiser {TOO_LARGE}"):
@@ -159,8 +161,10 @@ class Policy:
                 if not is_out_of_memory(error):
                     raise
                 reason = first_line(error)
-            # Outside the handler, where the traceback no longer holds the tensors.
-            self.weights.zero_grad()
+            # Outside the handler, where the traceback no longer holds the tensors. Log-probs have no gradients, and
+            # may be asked for when those of a step are complete.
+            if torch.is_grad_enabled():
+                self.weights.zero_grad()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             planned = self._plan(groups, ranks or self.ranks.size)
@@ -295,6 +299,7 @@ class Policy:
             return self._optimiser_step(kept, known, Screen(None, ()), stop, tell)
         totals = self._add_up(own, reached)
         self._reweigh(totals, weights, self._token_weights(kept))
+        self.before_step()
         with out_of_memory_as(f"the gradients {TOO_LARGE}"):
             totals.norm = self._apply()
         self.step += 1

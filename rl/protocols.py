@@ -19,6 +19,16 @@ class Learner(Protocol):
         """Sample a group for each task, in order. A task that does not fit the model is left out."""
         ...
 
+    async def generate_ahead(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> None:
+        """Begin what `generate` does. An engine that can do so goes on with it beside all that comes then, but for the
+        last of an update; any other has done it on return.
+        """
+        ...
+
+    async def generated_ahead(self) -> tuple[list[RolloutGroup], float]:
+        """The groups of what was begun last, and the seconds that sampling took."""
+        ...
+
     async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """Whether each of these groups of others can be trained on by this model: see `rl.learner.Learner.fits`."""
         ...

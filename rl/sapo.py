@@ -1,15 +1,17 @@
 """The round of SAPO (arXiv 2509.08721, section 3, Algorithm 1): draw - generate - score - share - mix - update.
 
 Each node runs its rounds by itself and waits for nobody: a round without any group of others is a good round. Tasks
-of the next round are drawn while this one samples. With `RoundPlan.overlap` its completions are sampled, too, before
-this one's update: by a policy that is one learning step older than the one they train.
+of the next round are drawn while this one samples. With `RoundPlan.overlap` its completions are sampled, too, while
+this one is scored and shared, and where the engine can do that while it is trained on: by a policy that is one learning
+step older than the one they train.
 """
 
 import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
@@ -42,8 +44,8 @@ class RoundPlan:
     draws, samples, chooses and shuffles alike, so a round done again after a crash is the same round, as far as the
     same groups of others are there. Without `train` a round ends once it has shared.
 
-    With `overlap` the next round is sampled while this one is scored and shared. Its policy is then that before this
-    round's update, except after a crash or a stop: what was sampled ahead is lost, and sampled again after the update.
+    With `overlap` the next round is sampled beside this one. Its policy is then that before this round's update, except
+    after a crash or a stop: what was sampled ahead is lost, and sampled again after the update.
     """
 
     origin: str
@@ -63,7 +65,8 @@ class RoundPlan:
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """What a finished round leaves behind. Seconds are wall-clock time; `seconds_share` covers share and mix.
-    `seconds_generate` may have gone by in the round before.
+    `seconds_generate` may have gone by in the round before, and in `seconds_update` is what the learning step waited
+    for the sampling of the next one.
 
     `external` are the groups of others that entered the update. `unscored` counts groups that were sampled and that the
     verifiers could not score. `stats` is None if the learning step failed, which left the policy as it was (`problem`
@@ -115,10 +118,17 @@ class _Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sampled:
-    """What round `number` begins with."""
+class _Ahead:
+    """What round `number` is going to begin with, and where the source stood behind its tasks."""
 
     number: int
+    cursor: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a round begins with."""
+
     rollouts: Sequence[RolloutGroup]
     cursor: Mapping[str, int]
     seconds: float
@@ -147,7 +157,7 @@ class Sapo:
         self._selection = selection
         self._on_phase = on_phase
         self._drawn: _Drawn | None = None
-        self._sampled: _Sampled | None = None
+        self._ahead: _Ahead | None = None
 
     async def round(self, number: int, *, another: bool = False) -> RoundResult:
         """One round. The update is its last step: if this is cancelled before, the policy is as it was.
@@ -156,10 +166,8 @@ class Sapo:
         """
         plan = self._plan
         watch = _Watch(self._on_phase)
-        sampled, self._sampled = self._sampled, None
-        if sampled is None or sampled.number != number:
-            sampled = await self._sample(number, another, watch.begin)
-        # Nothing is begun ahead during the update: once that has been made, the round must not fail or be cancelled.
+        sampled = await self._sampled_ahead(number, watch) or await self._sample(number, another, watch)
+        # Nothing is waited for after the update: once that has been made, the round must not fail or be cancelled.
         with unwrapped():
             async with trio.open_nursery() as ahead:
                 if another and plan.overlap:
@@ -197,30 +205,49 @@ class Sapo:
             cursor=sampled.cursor,
         )
 
-    async def _sample(self, number: int, another: bool, begin: Callable[[Phase], None]) -> _Sampled:
+    async def _sample(self, number: int, another: bool, watch: "_Watch") -> _Sampled:
         """Draw and generate of round `number`; where `another` follows, its tasks are drawn meanwhile."""
-        plan = self._plan
         if self._drawn is None:
-            begin("draw")
+            watch.begin("draw")
+        async with self._drawing(another) as drawn:
+            watch.begin("generate")
+            begun = time.monotonic()
+            seed = round_seed(self._plan.seed, number, "generate")
+            rollouts = await self._learner.generate(drawn.tasks, self._plan.sampling, seed)
+            seconds = time.monotonic() - begun
+        return _Sampled(rollouts, drawn.cursor, seconds)
+
+    async def _sample_ahead(self, number: int) -> None:
+        """Begin to sample round `number`, and draw the tasks of the one after it."""
+        async with self._drawing(True) as drawn:
+            seed = round_seed(self._plan.seed, number, "generate")
+            await self._learner.generate_ahead(drawn.tasks, self._plan.sampling, seed)
+        self._ahead = _Ahead(number, drawn.cursor)
+
+    async def _sampled_ahead(self, number: int, watch: "_Watch") -> _Sampled | None:
+        """What has been begun of round `number`, if anything has."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.number != number:
+            return None
+        watch.begin("generate")
+        rollouts, seconds = await self._learner.generated_ahead()
+        return _Sampled(rollouts, ahead.cursor, seconds)
+
+    @asynccontextmanager
+    async def _drawing(self, another: bool) -> AsyncIterator[_Drawn]:
+        """The tasks that come next; with `another` those after them are drawn meanwhile."""
+        if self._drawn is None:
             await self._draw()
         drawn, self._drawn = self._drawn, None
         assert drawn is not None
-        begin("generate")
-        begun = time.monotonic()
         with unwrapped():
             async with trio.open_nursery() as nursery:
                 if another:
                     nursery.start_soon(self._draw)
-                seed = round_seed(plan.seed, number, "generate")
-                rollouts = await self._learner.generate(drawn.tasks, plan.sampling, seed)
-                seconds = time.monotonic() - begun
-        return _Sampled(number, rollouts, drawn.cursor, seconds)
+                yield drawn
 
     async def _draw(self) -> None:
         self._drawn = _Drawn(await self._source.draw(self._plan.local), self._source.cursor)
-
-    async def _sample_ahead(self, number: int) -> None:
-        self._sampled = await self._sample(number, True, lambda phase: None)
 
     async def _score(self, rollouts: Sequence[RolloutGroup], number: int) -> list[ScoredGroup]:
         """This node's own rewards and the advantages inside each group, in the order of `rollouts`.

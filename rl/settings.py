@@ -169,10 +169,10 @@ class TrainingSettings(Section):
     them out altogether, that term included; `keep` lets their tokens count in the average and in that term."""
 
     overlap: bool = False
-    """Sample the next round while this one is scored and shared. It pays where scoring takes long. It costs memory for
-    the rollouts of one more round, and completions come from a policy one learning step older than the one they train:
-    the loss takes their ratio to the policy that sampled them, and what a crash or a stop interrupts is not sampled
-    again alike. Engine and learning step take turns all the same."""
+    """Sample the next round while this one is scored and shared; and while it is trained on, if the engine is vLLM and,
+    on a CPU, `[node] threads` leaves cores to it. It costs memory for the rollouts of one more round, and completions
+    come from a policy one learning step older than the one they train: the loss takes their ratio to the policy that
+    sampled them, and what a crash or a stop interrupts is not sampled again alike."""
 
     gate: bool = True
     """The likelihood gate: rewarded completions of other nodes that this policy would hardly ever say, by what it says

@@ -62,6 +62,7 @@ class Node:
         self.informative = 0
         self.poisoned = 0.0
         self.rounds = 0
+        self._ahead: list[RolloutGroup] = []
         self.pool = SqlitePool(Path(":memory:"), self.name)
         self._swarm = swarm
         self._plan = swarm.plan
@@ -152,6 +153,14 @@ class Node:
             )
             for task, group in zip(tasks, sampled, strict=True)
         ]
+
+    async def generate_ahead(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> None:
+        """See `rl.protocols.Learner`."""
+        self._ahead = await self.generate(tasks, sampling, seed)
+
+    async def generated_ahead(self) -> tuple[list[RolloutGroup], float]:
+        """See `rl.protocols.Learner`. In a simulation no time goes by."""
+        return self._ahead, 0.0
 
     async def fits(self, groups: Sequence[ScoredGroup]) -> list[bool]:
         """All do: they were made by models of the same context."""

@@ -31,6 +31,8 @@ class InferenceEngine(Protocol):
     """Most tokens of a prompt and its completion together."""
     seconds_sync: float
     """Time that handing over new weights has taken so far."""
+    apart: bool
+    """Whether it has weights of its own, so that a thread may sample while another trains the policy."""
 
     def generate(
         self,
@@ -52,6 +54,10 @@ class InferenceEngine(Protocol):
 
     def refresh(self) -> None:
         """The policy's weights have changed: sample from the new ones from now on, without reloading the model."""
+        ...
+
+    def hand_over(self) -> None:
+        """Do it now what `refresh` announced, and not at the next sampling. Raises OutOfMemory, EngineError."""
         ...
 
     def about(self) -> dict[str, Any]:

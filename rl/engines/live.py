@@ -2,21 +2,24 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl.batches import Group, Row
+from rl.engines.ahead import Ahead
 from rl.engines.base import Emit, InferenceEngine, Sampled
 from rl.engines.opening import open_engine
 from rl.errors import EngineError, OutOfMemory
 from rl.policy import Policy
 from rl.rollouts import Sampling
 from rl.settings import LearnerSettings
-from rl.work import Progress, Stop, first_line
+from rl.work import Progress, Stop, first_line, no_progress
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +45,20 @@ class Vitals:
     seconds_sync: float
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A sampling ahead: `ahead` while it goes on, then `found` with its gap and the policy's `step`, or neither if it
+    has failed."""
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    seed: int
+    ahead: Ahead | None = None
+    found: tuple[list[list[Sampled]], float | None] | None = None
+    step: int = 0
+    seconds: float = 0.0
+
+
 class LiveEngine:
     """Opens the engine when it is first needed, and checks each sampling. See `InferenceEngine` for its methods."""
 
@@ -50,6 +67,7 @@ class LiveEngine:
         self._policy = policy
         self._opening = opening
         self._engine: InferenceEngine | None = None
+        self._begun: _Begun | None = None
         self._gap: float | None = None
         self._restarts = 0
         self._seconds_sync = 0.0
@@ -88,6 +106,93 @@ class LiveEngine:
         An engine that fails, or does not sample from the policy, is replaced and asked again; if it fails again,
         EngineError or OutOfMemory is raised. What was emitted cannot be taken back: then the first failure is raised.
         """
+        # It samples for one at a time.
+        self.settle(stop)
+        sampled, gap = self._generate(prompts, sampling, seed, base=base, stop=stop, progress=progress, emit=emit)
+        if keep and not base:
+            self._gap = gap
+        return sampled
+
+    def begin(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, *, stop: Stop, progress: Progress
+    ) -> None:
+        """Begin what `generate` does, for `finish` to give. An engine that is not `apart` has done it on return.
+
+        Before the policy changes it has to be settled. Raises Stopped, OutOfMemory, EngineError.
+        """
+        self._drop()
+        begun = _Begun(prompts, sampling, seed)
+        if self.engine.apart:
+            try:
+                # By this thread, which knows that the weights stay as they are meanwhile.
+                self.engine.hand_over()
+            except (EngineError, OutOfMemory) as error:
+                self._replace(error)
+            else:
+                begun.ahead = Ahead(partial(self._sample, prompts, sampling, seed))
+        else:
+            self._finish(begun, stop, progress)
+        self._begun = begun
+
+    def settle(self, stop: Stop) -> None:
+        """Wait until nothing is sampled any more, and hold what was against the policy. Raises Stopped.
+
+        What has failed is sampled again by `finish`.
+        """
+        begun = self._begun
+        if begun is None or begun.ahead is None:
+            return
+        try:
+            sampled, begun.seconds = begun.ahead.result(stop)
+            begun.step = self._policy.step
+            begun.found = sampled, self._check(begun.prompts, sampled, False, stop)
+        except (EngineError, OutOfMemory) as error:
+            self._replace(error)
+        begun.ahead.close()
+        begun.ahead = None
+
+    def finish(self, stop: Stop, progress: Progress) -> tuple[list[list[Sampled]], int, float]:
+        """What `begin` began, the policy's step that it was sampled at, and the seconds it took. Raises Stopped,
+        OutOfMemory, EngineError.
+        """
+        self.settle(stop)
+        begun, self._begun = self._begun, None
+        if begun is None:
+            raise EngineError("no sampling has been begun")
+        found = begun.found or self._finish(begun, stop, progress)
+        sampled, self._gap = found
+        return sampled, begun.step, begun.seconds
+
+    def _finish(self, begun: _Begun, stop: Stop, progress: Progress) -> tuple[list[list[Sampled]], float | None]:
+        began = time.monotonic()
+        begun.step = self._policy.step
+        begun.found = self._generate(begun.prompts, begun.sampling, begun.seed, stop=stop, progress=progress)
+        begun.seconds = time.monotonic() - began
+        return begun.found
+
+    def _sample(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, stop: Stop
+    ) -> list[list[Sampled]]:
+        return self.engine.generate(prompts, sampling, seed, stop=stop, progress=no_progress)
+
+    def _drop(self) -> None:
+        """End what was begun and is not wanted any more."""
+        begun, self._begun = self._begun, None
+        if begun is not None and begun.ahead is not None:
+            begun.ahead.close()
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        seed: int,
+        *,
+        base: bool = False,
+        stop: Stop,
+        progress: Progress,
+        emit: Emit | None = None,
+    ) -> tuple[list[list[Sampled]], float | None]:
+        """See `generate`; and the gap."""
         said = 0
 
         def tell(token: int) -> None:
@@ -101,15 +206,11 @@ class LiveEngine:
                 sampled = self.engine.generate(
                     prompts, sampling, seed, base=base, stop=stop, progress=progress, emit=emit and tell
                 )
-                gap = self._check(prompts, sampled, base, stop)
+                return sampled, self._check(prompts, sampled, base, stop)
             except (EngineError, OutOfMemory) as error:
                 self._replace(error)
                 if attempt == 2 or said:
                     raise
-            else:
-                if keep and not base:
-                    self._gap = gap
-                return sampled
         raise AssertionError("unreachable")
 
     def take(self) -> Vitals:
@@ -119,7 +220,11 @@ class LiveEngine:
         return vitals
 
     def close(self) -> None:
-        """Give back what the engine holds."""
+        """Give back what the engine holds, after it has ended what it may be doing."""
+        self._drop()
+        self._close()
+
+    def _close(self) -> None:
         if self._engine is not None:
             self._seconds_sync += self._sync_of_engine()
             engine, self._engine = self._engine, None
@@ -133,7 +238,7 @@ class LiveEngine:
         # Its traceback holds what the engine held.
         error.__traceback__ = None
         error.__cause__ = error.__context__ = None
-        self.close()
+        self._close()
         self._restarts += 1
 
     def _check(

@@ -28,6 +28,7 @@ class TransformersEngine:
 
     name = "transformers"
     seconds_sync = 0.0
+    apart = False
 
     def __init__(self, policy: Policy, max_sequences: int) -> None:
         self._policy = policy
@@ -41,6 +42,9 @@ class TransformersEngine:
 
     def refresh(self) -> None:
         """Nothing to do: the weights are the policy's."""
+
+    def hand_over(self) -> None:
+        """Nothing to do, either."""
 
     def about(self) -> dict[str, Any]:
         """See `InferenceEngine.about`."""

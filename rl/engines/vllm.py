@@ -58,10 +58,15 @@ class VllmEngine:
         """Start vLLM. Raises EngineError, OutOfMemory."""
         self._policy = policy
         self._device = policy.resolved.device
-        self._own_processes = any(int(settings.engine.args.get(name, 1)) > 1 for name in PARALLEL)
         self._by_adapter = settings.lora.rank > 0 and (
             settings.engine.weights == "adapter" or (settings.engine.weights == "auto" and self._device == "cuda")
         )
+        spare = spare_cores(settings) if self._device == "cpu" else 0
+        self.apart = settings.training.overlap and (self._device != "cpu" or spare > 0)
+        if settings.training.overlap and not self.apart:
+            log.info("no core is left to sample beside an update: lower node.threads to leave the engine some")
+        # In this process it would wait for the trainer's lock, and its threads for the trainer's cores.
+        self._own_processes = self.apart or any(int(settings.engine.args.get(name, 1)) > 1 for name in PARALLEL)
         self._served: Served | None = None
         self._requests = 0
         self._lora: Any = None
@@ -72,7 +77,7 @@ class VllmEngine:
         self._bias = dict.fromkeys(beyond, -math.inf) if len(beyond) <= MAX_BIASED else {}
         if len(beyond) > MAX_BIASED:
             log.warning("the model's last %d token ids have no text, and vLLM may sample them", len(beyond))
-        prepare_environment(own_processes=self._own_processes)
+        prepare_environment(own_processes=self._own_processes, threads=spare if self.apart else 0)
         free, shape = measure(self._device), shape_of(policy)
         self.arguments = arguments(shape, free, self._wishes(settings), settings.engine.args)
         in_files = 4 * policy.weights.count if self._by_adapter else shape.weights if self._own_processes else 0
@@ -108,6 +113,10 @@ class VllmEngine:
     def refresh(self) -> None:
         """The policy's weights have changed: hand them over before the next sampling."""
         self._served = None
+
+    def hand_over(self) -> None:
+        """See `InferenceEngine.hand_over`."""
+        self._serve(base=False)
 
     def about(self) -> dict[str, Any]:
         """What runs, in plain values: arguments, versions, blocks of the cache."""
@@ -288,9 +297,18 @@ def _sampled(output: Any) -> list[Sampled]:
     return completions
 
 
-def prepare_environment(*, own_processes: bool) -> None:
-    """Tell vLLM, which reads the environment when it is imported, to stay quiet, offline and in this process."""
+def spare_cores(settings: LearnerSettings) -> int:
+    """How many cores the settings leave to an engine while the policy is trained. All are the trainer's by default."""
+    return max(0, machine.cpus() - settings.threads) if settings.threads else 0
+
+
+def prepare_environment(*, own_processes: bool, threads: int = 0) -> None:
+    """Tell vLLM, which reads the environment when it is imported, to stay quiet and offline, in this process unless it
+    is to have `own_processes`. These compute with `threads` each, unless that is 0.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1" if own_processes else "0"
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     quiet = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

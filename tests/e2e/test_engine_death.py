@@ -120,20 +120,31 @@ def test_a_killed_learner_with_vllm_inside_is_replaced_and_a_killed_node_leaves_
 
 
 @pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        # The learner, the core and two workers.
+        (['engine.args={"tensor_parallel_size": 2}'], 4),
+        # The learner and the core, which samples while the policy is trained.
+        (["training.overlap=true", "node.threads=1"], 2),
+    ],
+    ids=["parallel", "overlap"],
+)
 def test_a_killed_process_of_vllm_ends_its_learner_and_a_killed_node_ends_all(
-    start_node: StartNode, tmp_path: Path
+    start_node: StartNode, tmp_path: Path, settings: list[str], processes: int
 ) -> None:
-    two = ("--set", 'engine.args={"tensor_parallel_size": 2}')
-    node = start_node(*VLLM, *two, model=str(_model_of_two_halves(tmp_path / "model")))
-    node.wait_for_round(1)
+    words = [word for setting in settings for word in ("--set", setting)]
+    node = start_node(*VLLM, *words, model=str(_model_of_two_halves(tmp_path / "model")))
+    node.wait_for_round(3)
+    assert restarts(node) == 0
     trace = Trace(learner_of(node).pid)
     (core,) = [process for process in trace.processes if "EngineCore" in command_line(process)]
-    assert len(trace.processes) >= 4, "the learner, the core and two workers"
+    assert len(trace.processes) >= processes
     core.kill()
     node.wait_until(lambda: "lost a process of its engine" in node.log(), 20)
     trace.assert_gone()
     learner = learner_of(node)
-    node.wait_until(lambda: len(group_of(learner.pid)) > 2)
+    node.wait_until(lambda: len(group_of(learner.pid)) >= processes)
     trace = Trace(learner.pid)
     node.kill()
     trace.assert_gone()

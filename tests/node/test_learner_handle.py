@@ -65,6 +65,8 @@ async def test_a_round_of_its_life_and_then_it_is_gone(tmp_path: Path) -> None:
         assert (await learner.update(scored(groups), 1)).policy_step == 1
         assert await learner.fits(scored(groups)) == [True, True]
         changed = await learner.generate(TASKS, Sampling(4, 8), 1)
+        await learner.generate_ahead(TASKS, Sampling(4, 8), 1)
+        assert (await learner.generated_ahead())[0] == changed
         assert changed[0].completions[0].logprobs != groups[0].completions[0].logprobs
         with trio.CancelScope() as scope:
             # The last report comes when there is nothing left to stop: what follows is the answer.

@@ -29,6 +29,9 @@ STATS = UpdateStats(
 )
 
 
+SECONDS_AHEAD = 1234.5
+
+
 class EngineBroken(Exception):
     pass
 
@@ -57,6 +60,7 @@ class Surroundings:
         self.story: list[str] = []
         self.breaks_at: int | None = None
         self.scoring: trio.Event | None = None
+        self.ahead: list[RolloutGroup] = []
 
     def receive(self, *origins: str) -> None:
         """Groups of others, with ids and indices 0, 1, 2 ..."""
@@ -109,6 +113,12 @@ class Surroundings:
             raise EngineBroken("no engine")
         completions = tuple(Completion(str(n), True, tokens=(n, 0)) for n in range(1, sampling.samples + 1))
         return [RolloutGroup(task, completions, 0) for task in tasks]
+
+    async def generate_ahead(self, tasks: Sequence[Task], sampling: Sampling, seed: int) -> None:
+        self.ahead = await self.generate(tasks, sampling, seed)
+
+    async def generated_ahead(self) -> tuple[list[RolloutGroup], float]:
+        return self.ahead, SECONDS_AHEAD
 
     async def score(self, task: Task, completions: Sequence[str]) -> list[float]:
         if self.scoring is not None:
@@ -347,6 +357,7 @@ async def test_overlapping_rounds_are_sampled_one_update_early_and_are_otherwise
     assert [result.cursor for result in results] == [result.cursor for result in expected]
     assert around.trained == plain.trained
     assert around.shared == plain.shared
+    assert [result.seconds_generate == SECONDS_AHEAD for result in results] == [False, True, True]
 
 
 async def test_the_next_round_is_sampled_while_this_one_waits_for_its_verifiers() -> None:
