@@ -68,7 +68,7 @@ class _FrozenHead(torch.autograd.Function):
                 # The likeliest token is at least as likely as 1 / V, so its logarithm is exact where others' are not.
                 normaliser = scores.amax(-1) - probabilities.amax(-1).log()
                 logprobs[some] = scores.gather(-1, chosen[within])[:, 0] - normaliser
-                entropies[some] = normaliser - torch.linalg.vecdot(probabilities, scores)
+                entropies[some] = normaliser - scores.mul_(probabilities).sum(-1)
                 if derivative is not None:
                     logits[within] = probabilities
             if derivative is not None:

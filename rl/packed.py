@@ -16,6 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rl.tiles import Packed, Tile
 
+KEPT = 1024
+"""Softmax weights of rows that see up to so many positions are kept for the backward pass: for each position not much
+more than a layer keeps of it anyway. Those of longer rows are computed again."""
+
 
 def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float, window: int | None) -> Tensor:
     """Attention of `query` [heads, S, d] over `key`, `value` [kv heads, S, d]; returns [S, heads, d].
@@ -76,27 +80,25 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float, window: int | None
     ) -> Tensor:
-        ctx.save_for_backward(query, key, value)
         ctx.how = packed, scale, window
+        saved = [query, key, value]
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
         exact = key.to(torch.promote_types(key.dtype, torch.float32))
         mixed = torch.empty_like(queries)
         for tile in packed.tiles:
-            seen, own = _keys(value, tile)
             weights = _weights(_rows(queries, tile), exact, packed, tile, scale, window).to(value.dtype)
-            front, block = _apart(weights, tile)
-            found = torch.bmm(block, own).view(len(value), -1, value.shape[-1])
-            if seen is not None:
-                found += torch.bmm(front, seen)
-            _put(mixed, found, tile)
+            if _kept(tile) and any(ctx.needs_input_grad):
+                saved.append(weights)
+            _put(mixed, _sums(weights, value, tile), tile)
+        ctx.save_for_backward(*saved)
         return mixed.flatten(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors  # type: ignore[attr-defined]
+        query, key, value, *kept = ctx.saved_tensors  # type: ignore[attr-defined]
         packed, scale, window = ctx.how  # type: ignore[attr-defined]
-        dtype, shape = query.dtype, (len(key), -1, key.shape[-1])
+        dtype, known = query.dtype, iter(kept)
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
         gradients = gradient.view(queries.shape)
         exact = key.to(torch.promote_types(dtype, torch.float32))
@@ -105,26 +107,21 @@ class _Attention(torch.autograd.Function):
         for_key, for_value = torch.zeros_like(exact), torch.zeros_like(exact)
         for tile in packed.tiles:
             rows, arriving = _rows(queries, tile), _rows(gradients, tile)
-            weights = _weights(rows, exact, packed, tile, scale, window)
+            weights = next(known) if _kept(tile) else _weights(rows, exact, packed, tile, scale, window).to(dtype)
             if tile.real is not None:
                 fills = ~tile.real.repeat_interleave(rows.shape[1] // len(tile.real))
                 arriving.masked_fill_(fills[:, None], 0.0)
-            for_scores = _softmax_backward(_products(arriving, value, tile, weights.dtype), weights)
-            front, block = _apart(weights.to(dtype), tile)
-            front_scores, block_scores = _apart(for_scores.to(dtype), tile)
-            seen, own = _keys(key, tile)
-            by_block = (len(own), -1, key.shape[-1])
-            found = torch.bmm(block_scores, own).view(shape)
-            _add_own(for_key, torch.bmm(block_scores.mT, rows.view(by_block)).view(shape), tile)
-            _add_own(for_value, torch.bmm(block.mT, arriving.view(by_block)).view(shape), tile)
-            if seen is not None:
-                found += torch.bmm(front_scores, seen)
-                _add_seen(for_key, torch.bmm(front_scores.mT, rows), tile)
-                _add_seen(for_value, torch.bmm(front.mT, arriving), tile)
-            _put(for_query, found, tile)
+            for_scores = _softmax_backward(_products(arriving, value, tile), weights)
+            _put(for_query, _sums(for_scores, key, tile), tile)
+            _add(for_key, for_scores, rows, tile)
+            _add(for_value, weights, arriving, tile)
         # Scaled here rather than in every tile.
         for_query, for_key = for_query.mul_(scale).flatten(1, 2).transpose(0, 1), for_key.mul_(scale)
         return for_query, for_key.to(dtype), for_value.to(dtype), None, None, None
+
+
+def _kept(tile: Tile) -> bool:
+    return tile.before + tile.length <= KEPT
 
 
 def _by_position(x: Tensor, shared: int) -> Tensor:
@@ -146,28 +143,55 @@ def _put(x: Tensor, found: Tensor, tile: Tile) -> None:
         x[tile.rows[tile.real]] = rows[tile.real]  # type: ignore[index]
 
 
-def _keys(x: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor]:
-    """Of [kv heads, S, d] what the tile sees before its blocks, and its blocks: [kv heads x count, length, d]."""
-    pieces = [x[:, piece] for piece in tile.seen]
+def _keys(x: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
+    """Of [kv heads, S, d] what all blocks of the tile see, and its blocks: [kv heads x count, length, d]."""
+    pieces = [x[:, piece] for piece in tile.common]
     seen = None if not pieces else pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-    return seen, x[:, tile.rows].reshape(-1, tile.length, x.shape[-1])
+    return seen, None if tile.single else x[:, tile.rows].reshape(-1, tile.length, x.shape[-1])
 
 
-def _products(rows: Tensor, keys: Tensor, tile: Tile, dtype: torch.dtype) -> Tensor:
+def _products(rows: Tensor, keys: Tensor, tile: Tile) -> Tensor:
     """Each of `rows` with each of `keys` that its tile has: [kv heads, rows, before + length]."""
     seen, own = _keys(keys, tile)
-    block = torch.bmm(rows.view(len(own), -1, rows.shape[-1]), own.mT)
-    if seen is None:
-        return block.view(*rows.shape[:2], tile.length).to(dtype)
-    products = rows.new_empty(*rows.shape[:2], tile.before + tile.length, dtype=dtype)
-    products[..., : tile.before] = torch.bmm(rows, seen.mT)
-    products[..., tile.before :] = block.view(*rows.shape[:2], tile.length)
-    return products
+    if own is None:
+        assert seen is not None
+        return torch.bmm(rows, seen.mT)
+    block = torch.bmm(rows.view(len(own), -1, rows.shape[-1]), own.mT).view(*rows.shape[:2], tile.length)
+    return block if seen is None else torch.cat([torch.bmm(rows, seen.mT), block], dim=2)
+
+
+def _sums(weights: Tensor, x: Tensor, tile: Tile) -> Tensor:
+    """What the tile has of [kv heads, S, d], by the weights [kv heads, rows, before + length]: [kv heads, rows, d]."""
+    seen, own = _keys(x, tile)
+    if own is None:
+        assert seen is not None
+        return torch.bmm(weights, seen)
+    front, block = _apart(weights, tile)
+    found = torch.bmm(block, own).view(len(weights), -1, own.shape[-1])
+    return found if seen is None else found.add_(torch.bmm(front, seen))
+
+
+def _add(x: Tensor, weights: Tensor, rows: Tensor, tile: Tile) -> None:
+    """To [kv heads, S, d], to each of what the tile has, add the `rows` [kv heads, rows, d] by their weights for it."""
+    front, block = (weights, None) if tile.single else _apart(weights, tile)
+    if tile.common:
+        found = torch.bmm(front.mT, rows)
+        sizes = [piece.stop - piece.start for piece in tile.common]
+        for piece, part in zip(tile.common, torch.split(found, sizes, dim=1), strict=True):
+            x[:, piece] += part
+    if block is None:
+        return
+    found = torch.bmm(block.mT, rows.view(len(block), -1, rows.shape[-1])).view(len(x), -1, x.shape[-1])
+    if isinstance(tile.rows, slice):
+        x[:, tile.rows] += found
+    else:
+        # A block's last position stands for all that it is filled up with, which has no gradient.
+        x.index_add_(1, tile.rows, found.to(x.dtype))
 
 
 def _weights(rows: Tensor, keys: Tensor, packed: Packed, tile: Tile, scale: float, window: int | None) -> Tensor:
     """Softmax of the scores: [kv heads, rows, before + length]."""
-    scores = _products(rows.to(keys.dtype) * scale, keys, tile, keys.dtype)
+    scores = _products(rows.to(keys.dtype) * scale, keys, tile)
     if window is None:
         hidden, unseen = scores[..., tile.before :], tile.unseen
     else:
@@ -186,19 +210,3 @@ def _apart(x: Tensor, tile: Tile) -> tuple[Tensor, Tensor]:
     """[kv heads, rows, before + length] as [kv heads, rows, before] and [kv heads x count, length x r, length]."""
     own = x[..., tile.before :].reshape(len(x) * tile.count, -1, tile.length)
     return x[..., : tile.before], own
-
-
-def _add_seen(x: Tensor, found: Tensor, tile: Tile) -> None:
-    """Add [kv heads, before, d] to what the tile sees of [kv heads, S, d]."""
-    sizes = [piece.stop - piece.start for piece in tile.seen]
-    for piece, part in zip(tile.seen, torch.split(found, sizes, dim=1), strict=True):
-        x[:, piece] += part
-
-
-def _add_own(x: Tensor, found: Tensor, tile: Tile) -> None:
-    """Add [kv heads, count x length, d] to the tile's blocks of [kv heads, S, d]."""
-    if isinstance(tile.rows, slice):
-        x[:, tile.rows] += found
-    else:
-        # A block's last position stands for all that it is filled up with, which has no gradient.
-        x.index_add_(1, tile.rows, found.to(x.dtype))

@@ -39,6 +39,21 @@ class Tile:
     length: int
 
     @property
+    def single(self) -> bool:
+        """Whether it is one block, as it lies."""
+        return self.count == 1 and isinstance(self.rows, slice)
+
+    @property
+    def common(self) -> tuple[slice, ...]:
+        """What all rows may see: `seen`, and a single block itself behind it."""
+        if not self.single:
+            return self.seen
+        assert isinstance(self.rows, slice)
+        if self.seen and self.seen[-1].stop == self.rows.start:
+            return (*self.seen[:-1], slice(self.seen[-1].start, self.rows.stop))
+        return (*self.seen, self.rows)
+
+    @property
     def before(self) -> int:
         """How many positions the slices `seen` hold."""
         return sum(piece.stop - piece.start for piece in self.seen)
