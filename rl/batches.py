@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl.tiles import Packed, tiles
+from rl.tiles import Packed, pack
 
 EVEN = 1.1
 """How much more than its part of all positions a rank may get."""
@@ -175,12 +175,11 @@ def collate(parts: Sequence[Group], device: str | torch.device, *, packing: bool
             # Positions go on: transformers takes a fall for the start of a sequence.
             positions += range(part.length, width)
             ids += [0] * (width - part.length)
-    placed = torch.tensor(positions).to(device)
     shapes = [(len(part.prompt), [len(row.tokens) - 1 for row in part.rows]) for part in parts]
     return MicroBatch(
         ids=torch.tensor(ids).view(-1, width).to(device),
-        positions=placed.view(-1, width),
-        packed=Packed(placed, tiles(shapes, device)) if packing else None,
+        positions=torch.tensor(positions).view(-1, width).to(device),
+        packed=pack(positions, shapes, device) if packing else None,
         sources=torch.tensor(sources).to(device),
         targets=torch.tensor(targets).to(device),
         rows=tuple(row for part in parts for row in part.rows),

@@ -26,7 +26,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
 
     A position sees those that the tiles of `packed` say, and with a `window` only those less than that many behind it.
     """
-    if window is not None and window > int(packed.positions.max()):
+    if window is not None and window > packed.last:
         window = None
     if query.device.type == "cpu":
         mixed: Tensor = _Attention.apply(query, key, value, packed, scale, window)  # type: ignore[no-untyped-call]
@@ -38,7 +38,6 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
     """By PyTorch's kernels, in which what a tile sees stands in front of each of its blocks."""
     heads, _, width = query.shape
     mixed: list[Tensor] = []
-    order: list[Tensor] = []
     for tile in packed.tiles:
         queries = _blocks(query, tile)
         keys, values = (
@@ -51,9 +50,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
         found = scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
         rows = found.transpose(1, 2).reshape(-1, heads, width)
         mixed.append(rows if tile.real is None else rows[tile.real])
-        at = torch.arange(tile.rows.start, tile.rows.stop) if isinstance(tile.rows, slice) else tile.rows
-        order.append(at.to(query.device) if tile.real is None else at[tile.real])
-    return torch.cat(mixed)[torch.cat(order).argsort()]
+    return torch.cat(mixed)[packed.places]
 
 
 def _blocks(x: Tensor, tile: Tile) -> Tensor:

@@ -61,10 +61,27 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A sequence of packed groups: the `positions` [S] that its tokens have in their own texts, and its tiles."""
+    """A sequence of packed groups: the `positions` [S] that its tokens have in their own texts, the `last` of them, its
+    tiles, and for each position its place [S] among the rows of all tiles, one after the other.
+    """
 
     positions: Tensor
+    last: int
     tiles: tuple[Tile, ...]
+    places: Tensor
+
+
+def pack(positions: Sequence[int], groups: Sequence[tuple[int, Sequence[int]]], device: str | torch.device) -> Packed:
+    """These groups, packed one after the other: see `tiles`."""
+    found = tiles(groups, device)
+    rows = [_indices(tile) for tile in found]
+    places = torch.cat(rows).argsort() if rows else torch.zeros(0, dtype=torch.long)
+    return Packed(torch.tensor(positions, device=device), max(positions, default=0), found, places.to(device))
+
+
+def _indices(tile: Tile) -> Tensor:
+    rows = torch.arange(tile.rows.start, tile.rows.stop) if isinstance(tile.rows, slice) else tile.rows.cpu()
+    return rows if tile.real is None else rows[tile.real.cpu()]
 
 
 def tiles(groups: Sequence[tuple[int, Sequence[int]]], device: str | torch.device) -> tuple[Tile, ...]:

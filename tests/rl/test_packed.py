@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rl import packed as ways
 from rl.packed import attend
-from rl.tiles import Packed, tiles
+from rl.tiles import Packed, pack
 
 HEADS, SHARED, WIDTH = 6, 2, 16
 
@@ -63,7 +63,7 @@ def test_values_and_gradients_are_those_of_a_square_mask(
         monkeypatch.setattr(ways, "KEPT", 100)
     for groups in SHAPES:
         positions, seen = squared(groups, window)
-        packed = Packed(positions, tiles(groups, "cpu"))
+        packed = pack(positions.tolist(), groups, "cpu")
 
         def plain(query: Tensor, key: Tensor, value: Tensor, seen: Tensor = seen) -> Tensor:
             return scaled_dot_product_attention(
