@@ -131,7 +131,7 @@ class LiveEngine:
             else:
                 begun.ahead = Ahead(partial(self._sample, prompts, sampling, seed))
         else:
-            self._finish(begun, stop, progress)
+            self._sample_now(begun, stop, progress)
         self._begun = begun
 
     def settle(self, stop: Stop) -> None:
@@ -159,11 +159,11 @@ class LiveEngine:
         begun, self._begun = self._begun, None
         if begun is None:
             raise EngineError("no sampling has been begun")
-        found = begun.found or self._finish(begun, stop, progress)
+        found = begun.found or self._sample_now(begun, stop, progress)
         sampled, self._gap = found
         return sampled, begun.step, begun.seconds
 
-    def _finish(self, begun: _Begun, stop: Stop, progress: Progress) -> tuple[list[list[Sampled]], float | None]:
+    def _sample_now(self, begun: _Begun, stop: Stop, progress: Progress) -> tuple[list[list[Sampled]], float | None]:
         began = time.monotonic()
         begun.step = self._policy.step
         begun.found = self._generate(begun.prompts, begun.sampling, begun.seed, stop=stop, progress=progress)
