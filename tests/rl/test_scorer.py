@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -40,6 +41,15 @@ FAMILIES = {
     "mistral, a window of 8": MistralConfig(**SMALL, head_dim=8, sliding_window=8),
     "gemma3, a window of 8": Gemma3TextConfig(
         **SMALL, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "deepseek, whose values are narrower than its keys": DeepseekV3Config(
+        **SMALL | {"num_key_value_heads": 4},
+        first_k_dense_replace=2,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
     ),
 }
 
