@@ -12,9 +12,11 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -91,8 +93,16 @@ def test_a_model_that_packs_is_known(family: str) -> None:
     assert scorer.packing
 
 
-def test_a_model_with_another_attention_does_not_pack() -> None:
-    config = Gemma2Config(**SMALL, head_dim=16, sliding_window=64, final_logit_softcapping=None)
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SMALL, head_dim=16, sliding_window=64, final_logit_softcapping=None),
+        StableLmConfig(**SMALL),
+        NemotronConfig(**SMALL),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_with_another_attention_does_not_pack(config: PretrainedConfig) -> None:
     scorer = scorer_of(config, torch.float32)
     scorer.find_packing(256)
     assert not scorer.packing
