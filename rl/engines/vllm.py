@@ -209,7 +209,9 @@ class VllmEngine:
                 self._requests += 1
                 identifier = str(self._requests)
                 numbers[identifier] = number
-                parameters = self._parameters(sampling, None if not self._own_processes else seed + number, emit)
+                # vLLM counts on from it, one for each completion.
+                own_seed = seed + number * sampling.samples if self._own_processes else None
+                parameters = self._parameters(sampling, own_seed, emit)
                 engine.add_request(identifier, {"prompt_token_ids": list(prompt)}, parameters, lora_request=lora)
             try:
                 while engine.has_unfinished_requests():
