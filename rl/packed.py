@@ -22,7 +22,7 @@ more than a layer keeps of it anyway. Those of longer rows are computed again.""
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float, window: int | None) -> Tensor:
-    """Attention of `query` [heads, S, d] over `key`, `value` [kv heads, S, d]; returns [S, heads, d].
+    """Attention of `query` [heads, S, d] over `key` [kv heads, S, d], `value` [kv heads, S, v]; returns [S, heads, v].
 
     A position sees those that the tiles of `packed` say, and with a `window` only those less than that many behind it.
     """
@@ -36,7 +36,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: flo
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, packed: Packed, scale: float, window: int | None) -> Tensor:
     """By PyTorch's kernels, in which what a tile sees stands in front of each of its blocks."""
-    heads, _, width = query.shape
+    heads, width = len(query), value.shape[2]
     mixed: list[Tensor] = []
     for tile in packed.tiles:
         queries = _blocks(query, tile)
@@ -81,7 +81,7 @@ class _Attention(torch.autograd.Function):
         saved = [query, key, value]
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
         exact = key.to(torch.promote_types(key.dtype, torch.float32))
-        mixed = torch.empty_like(queries)
+        mixed = queries.new_empty(*queries.shape[:3], value.shape[2])
         for tile in packed.tiles:
             weights = _weights(_rows(queries, tile), exact, packed, tile, scale, window).to(value.dtype)
             if _kept(tile) and any(ctx.needs_input_grad):
@@ -97,11 +97,11 @@ class _Attention(torch.autograd.Function):
         packed, scale, window = ctx.how  # type: ignore[attr-defined]
         dtype, known = query.dtype, iter(kept)
         queries, key, value = _by_position(query, len(key)), key.contiguous(), value.contiguous()
-        gradients = gradient.view(queries.shape)
+        gradients = gradient.view(*queries.shape[:3], value.shape[2])
         exact = key.to(torch.promote_types(dtype, torch.float32))
         for_query = torch.empty_like(queries)
         # Many rows add to the gradient of one key.
-        for_key, for_value = torch.zeros_like(exact), torch.zeros_like(exact)
+        for_key, for_value = torch.zeros_like(exact), torch.zeros_like(value, dtype=exact.dtype)
         for tile in packed.tiles:
             rows, arriving = _rows(queries, tile), _rows(gradients, tile)
             weights = next(known) if _kept(tile) else _weights(rows, exact, packed, tile, scale, window).to(dtype)

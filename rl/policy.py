@@ -171,7 +171,8 @@ class Policy:
             largest = max(size(batch, packing=self.scorer.packing) for share in planned for batch in share)
             longest = max(len(g.prompt) + len(row.tokens) - 1 for g in groups for row in g.rows)
             if largest <= longest:
-                if not self.scorer.compute_twice():
+                # It saves what is kept for gradients.
+                if not (torch.is_grad_enabled() and self.scorer.compute_twice()):
                     raise OutOfMemory(
                         f"memory ran out on a single completion of {longest} tokens ({reason}): lower "
                         "sampling.max_new_tokens, lora.rank or the model's size, or give the machine more memory"

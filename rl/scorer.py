@@ -13,6 +13,7 @@ from rl.batches import Group, MicroBatch, Row, collate
 from rl.errors import ModelError
 from rl.head import token_scores
 from rl.models import ResolvedModel
+from rl.work import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +100,11 @@ class Scorer:
     def _packs(self, group: Group, apart: Tensor) -> bool:
         try:
             return self._agree(self._logprobs(group), apart)
-        # Of a model that hands nothing on to its attention, or of an attention that does more than ours.
-        except (TypeError, ValueError) as error:
+        # Of a model that hands nothing on to its attention, or of an attention that does more than ours, or that takes
+        # what is no mask for one.
+        except (TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
             log.debug("packed groups: %s", error)
             return False
 

@@ -23,6 +23,7 @@ from rl.engines import guard
 from rl.engines.adapters import HandOver, check_adapter
 from rl.engines.base import Emit, Sampled
 from rl.engines.choice import BUILDS, versions
+from rl.engines.packing import Extension
 from rl.engines.sizing import Machine, Shape, Wishes, arguments
 from rl.errors import EngineError, LearnerError, OutOfMemory
 from rl.policy import Policy
@@ -80,6 +81,8 @@ class VllmEngine:
         prepare_environment(own_processes=self._own_processes, threads=spare if self.apart else 0)
         free, shape = measure(self._device), shape_of(policy)
         self.arguments = arguments(shape, free, self._wishes(settings), settings.engine.args)
+        if self._device == "cpu":
+            self.arguments.setdefault("worker_extension_cls", f"{Extension.__module__}.{Extension.__qualname__}")
         in_files = 4 * policy.weights.count if self._by_adapter else shape.weights if self._own_processes else 0
         self._hand_over = HandOver(need=in_files)
         try:
@@ -174,6 +177,8 @@ class VllmEngine:
         else:
             how = {"weights_iterator": state}
         self._llm.collective_rpc("reload_weights", kwargs=how)
+        if self._device == "cpu":
+            self._llm.collective_rpc("pack_head")
         self._hand_over.clear()
         if not self._llm.reset_prefix_cache():
             raise EngineError("vLLM kept what it had computed with the old weights")
@@ -209,7 +214,9 @@ class VllmEngine:
                 self._requests += 1
                 identifier = str(self._requests)
                 numbers[identifier] = number
-                parameters = self._parameters(sampling, None if not self._own_processes else seed + number, emit)
+                # vLLM counts on from it, one for each completion.
+                own_seed = seed + number * sampling.samples if self._own_processes else None
+                parameters = self._parameters(sampling, own_seed, emit)
                 engine.add_request(identifier, {"prompt_token_ids": list(prompt)}, parameters, lora_request=lora)
             try:
                 while engine.has_unfinished_requests():

@@ -91,6 +91,16 @@ def test_less_memory_for_a_single_completion_is_more_time_and_the_same_result(
         runs = 0
 
 
+def test_no_memory_for_logprobs_makes_no_later_step_slower(
+    make_learner: MakeLearner, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = make_learner()
+    fail_above(learner, 3, MemoryError())
+    with pytest.raises(OutOfMemory, match="single completion"):
+        learner.policy.logprobs(make_groups())
+    assert "computed twice" not in caplog.text
+
+
 def test_no_memory_for_a_single_completion(make_learner: MakeLearner) -> None:
     learner = make_learner()
     fail_above(learner, 3, MemoryError())

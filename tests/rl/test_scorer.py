@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    NemotronConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    StableLmConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -40,6 +43,15 @@ FAMILIES = {
     "mistral, a window of 8": MistralConfig(**SMALL, head_dim=8, sliding_window=8),
     "gemma3, a window of 8": Gemma3TextConfig(
         **SMALL, head_dim=16, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "deepseek, whose values are narrower than its keys": DeepseekV3Config(
+        **SMALL | {"num_key_value_heads": 4},
+        first_k_dense_replace=2,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=4,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
     ),
 }
 
@@ -81,8 +93,16 @@ def test_a_model_that_packs_is_known(family: str) -> None:
     assert scorer.packing
 
 
-def test_a_model_with_another_attention_does_not_pack() -> None:
-    config = Gemma2Config(**SMALL, head_dim=16, sliding_window=64, final_logit_softcapping=None)
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SMALL, head_dim=16, sliding_window=64, final_logit_softcapping=None),
+        StableLmConfig(**SMALL),
+        NemotronConfig(**SMALL),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_with_another_attention_does_not_pack(config: PretrainedConfig) -> None:
     scorer = scorer_of(config, torch.float32)
     scorer.find_packing(256)
     assert not scorer.packing

@@ -19,6 +19,7 @@ from rl.learner import Learner
 from rl.rollouts import Sampling
 from rl.settings import LearnerSettings
 from rl.work import never, no_progress
+from tests.rl.conftest import write_model
 from tests.rl.learning import scored
 from verifiers.base import Task
 
@@ -196,10 +197,14 @@ def test_what_vllm_raises_costs_a_rebuild(
     assert merged._live.take().restarts == 1
 
 
-@pytest.mark.parametrize("way", ["merged", "adapter", "full"])
+@pytest.mark.parametrize("way", ["merged", "adapter", "full", "tied"])
 def test_every_update_is_live(wide_model_dir: Path, tasks: list[Task], way: str, tmp_path: Path) -> None:
-    rank, weights = (0, "merged") if way == "full" else (4, way)
-    learner = make(wide_model_dir, lora={"rank": rank}, engine={"weights": weights}, training={"lr": 5e-3})
+    rank, weights = (4, way) if way in ("merged", "adapter") else (0, "merged")
+    directory = wide_model_dir
+    if way == "tied":
+        (directory := tmp_path / "tied").mkdir()
+        write_model(directory, head_dim=32, tie_word_embeddings=True)
+    learner = make(directory, lora={"rank": rank}, engine={"weights": weights}, training={"lr": 5e-3})
     threads = torch.get_num_threads()
     before = left_behind()
     try:
