@@ -1,20 +1,24 @@
 """The DHT of real hosts on loopback, and what a peer can do to it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import create_signed_peer_record
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.utils import encode_varint_prefixed
+from multiaddr import Multiaddr
 
 from p2p.discovery import Finder
 from p2p.host import dht as dht_module
 from p2p.host import run_finding
-from p2p.host.dht import MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
+from p2p.host.dht import MAX_ADDRESSES, MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
 from p2p.transport import TransportError
@@ -129,6 +133,74 @@ async def test_the_number_of_providers_is_bounded() -> None:
                 shards.add_provider(key_of("main", shard), PeerInfo(peer, []))
         assert sum(map(len, shards._known.values())) == MAX_RECORDS
         assert len(shards.get_providers(key_of("main", 39))) == 1, "few of one key do not give way to many of others"
+
+
+async def read_message(stream: Any) -> Any:
+    length = shift = 0
+    while True:
+        byte = (await stream.read(1))[0]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    body = b""
+    while len(body) < length:
+        body += await stream.read(length - len(body))
+    message = Message()
+    message.ParseFromString(body)
+    return message
+
+
+ANSWERS: dict[str, Callable[[Any, Any], None]] = {
+    "made-up ids near the key": lambda asked, answer: [answer.closerPeers.add(id=b"%x" % n) for n in range(3000)],  # type: ignore[dict-item, return-value]
+    "made-up providers": lambda asked, answer: [  # type: ignore[dict-item, return-value]
+        answer.providerPeers.add(
+            id=ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key).to_bytes(), addrs=[SILENT] * 8
+        )
+        for n in range(300)
+    ],
+}
+SILENT = Multiaddr("/ip4/192.0.2.1/tcp/4747").to_bytes()
+
+
+@pytest.mark.parametrize("what", [*ANSWERS, "silence"])
+async def test_one_that_answers_nonsense_does_not_hide_the_others(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_module, "WALK_SECONDS", 0.5)
+    monkeypatch.setattr(dht_module, "LOOKUP_SECONDS", 1.0)
+
+    async def answer(stream: Any) -> None:
+        with suppress(Exception):
+            while True:
+                asked = await read_message(stream)
+                if what == "silence":
+                    await trio.sleep_forever()
+                given = Message(type=asked.type, key=asked.key)
+                ANSWERS[what](asked, given)
+                await stream.write(encode_varint_prefixed(given.SerializeToString()))
+
+    async with running() as victim, running() as evil, running() as honest:
+        table, other = Dht(victim.host, "main", 64), Dht(honest.host, "main", 64)
+        evil.host.libp2p.set_stream_handler(PROTOCOL_ID, answer)
+        for node in (evil, honest):
+            await victim.host.connect(node.address)
+        await other.look()
+        assert honest.host.peer_id in {address.rpartition("/")[2] for address in await table.look()}
+        assert [victim.host.peer_id, honest.host.peer_id] == [*other._kad.provider_store._known[key_of("main")]][::-1]
+
+
+async def test_a_record_of_thousands_of_addresses_is_not_kept() -> None:
+    async with star(2) as (victim, evil):
+        table = Dht(victim.host, "main", 64)
+        name = evil.host.libp2p.get_id()
+        many = [Multiaddr(f"/ip4/10.0.{number >> 8}.{number & 255}/tcp/4747") for number in range(1500)]
+        record = create_signed_peer_record(name, many, evil.host.libp2p.get_private_key()).marshal_envelope()
+        find = Message(type=Message.FIND_NODE, key=name.to_bytes(), senderRecord=record)
+        assert len(await ask(evil, victim, find)) == 1
+        table._view._store.add_addrs(name, many, 3600)
+        for address in many:
+            table._view._store.add_addrs(name, [address], 3600)
+        assert len(table._view._store.addrs(name)) == MAX_ADDRESSES
+        assert table._view._store.get_peer_record(name) is None
 
 
 async def test_nodes_find_those_of_the_shards_that_they_hear() -> None:
