@@ -28,6 +28,7 @@ from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.records.validator import NamespacedValidator
 from libp2p.utils import encode_varint_prefixed
 
+from p2p.addresses import leads_here
 from p2p.gossip import topic_of
 from p2p.host.host import Host
 from p2p.host.network import parse_peer
@@ -259,9 +260,15 @@ class _View:
         self.reached[peer] = None
         return _Bounded(stream)
 
+    def is_fit(self, address: str) -> bool:
+        """Whether a stranger may have this node dial an address: its own machine only if nodes are there."""
+        return not leads_here(address) or any(leads_here(one.address) for one in self._host.connections())
+
     async def _dial(self, peer: Any) -> None:
         for address in self._store.addrs(peer)[:2]:
             place = str(address).partition("/p2p/")[0]
+            if not self.is_fit(place):
+                continue
             with trio.move_on_after(_DIAL_SECONDS):
                 try:
                     await self._host.connect(f"{place}/p2p/{peer}")
@@ -360,6 +367,8 @@ class Dht:
                 continue
             for address in info.addrs[:MAX_ADDRESSES]:
                 text = str(address)
+                if not self._view.is_fit(text):
+                    continue
                 if not text.endswith(f"/p2p/{info.peer_id}"):
                     text = f"{text}/p2p/{info.peer_id}"
                 yield text

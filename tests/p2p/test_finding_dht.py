@@ -10,6 +10,7 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import create_signed_peer_record
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.utils import encode_varint_prefixed
@@ -21,7 +22,7 @@ from p2p.host import run_finding
 from p2p.host.dht import MAX_ADDRESSES, MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
-from p2p.transport import TransportError
+from p2p.transport import Connection, TransportError
 from tests.p2p.hosts import Node, running, until
 
 
@@ -115,10 +116,6 @@ async def test_garbage_silence_and_floods_end_their_stream_and_nothing_else(monk
 async def test_the_number_of_providers_is_bounded() -> None:
     async with running() as node:
         store = Dht(node.host, "main", 64)._kad.provider_store
-        from libp2p.crypto.ed25519 import create_new_key_pair
-        from libp2p.peer.id import ID
-        from libp2p.peer.peerinfo import PeerInfo
-
         peers = [
             ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key) for n in range(2 * MAX_PROVIDERS)
         ]
@@ -186,6 +183,25 @@ async def test_one_that_answers_nonsense_does_not_hide_the_others(what: str, mon
         await other.look()
         assert honest.host.peer_id in {address.rpartition("/")[2] for address in await table.look()}
         assert [victim.host.peer_id, honest.host.peer_id] == [*other._kad.provider_store._known[key_of("main")]][::-1]
+
+
+async def test_nobody_has_this_node_dial_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is connected with a node there: then others that are there are found too."""
+    inward = ["/ip4/127.0.0.1", "/ip4/127.9.9.9", "/ip4/0.0.0.0", "/ip6/::1", "/ip6/::ffff:127.0.0.1"]
+    async with star(2) as (victim, _):
+        table = Dht(victim.host, "main", 64)
+        name = ID.from_pubkey(create_new_key_pair(bytes(32)).public_key)
+        told = PeerInfo(name, [Multiaddr(f"{host}/tcp/4747") for host in inward])
+        assert len([*table._addresses([told])]) == len(inward)
+        dialled: list[str] = []
+        monkeypatch.setattr(victim.host, "connections", lambda: [Connection("a", "/ip4/192.0.2.7/tcp/4747", True, 9.0)])
+        monkeypatch.setattr(victim.host, "connect", dialled.append)
+        assert [*table._addresses([told])] == []
+        table._view._store.add_addrs(name, told.addrs, 3600)
+        table._view.dials = 1
+        with pytest.raises(TransportError, match="not reachable"):
+            await table._view.new_stream(name, [])
+        assert dialled == []
 
 
 async def test_a_record_of_thousands_of_addresses_is_not_kept() -> None:
