@@ -169,7 +169,7 @@ class Finder:
             return
         if parsed.peer is None or parsed.peer == self._transport.peer_id:
             return
-        if self._book.heard_of(parsed) and parsed.peer not in self._connected:
+        if self._book.heard_of(parsed, sure=source == "identify") and parsed.peer not in self._connected:
             # A new address may be the right one. The local network is not written by strangers: it may start over.
             if source == "mdns":
                 self._waits.pop(parsed.peer, None)

@@ -300,7 +300,8 @@ class Dht:
         self._keys = [key_of(swarm)] if shards == 1 else [key_of(swarm, shard) for shard in heard]
         kept = self._keys if shards == 1 else [key_of(swarm, shard) for shard in range(shards)]
         most = ENOUGH if shards == 1 else ENOUGH + FOR_SHARD * len(heard)
-        self._view = _View(host, min(most, max_peers))
+        # Whom a walk meets is of any shard, and stays: half of the places are for those that are looked for.
+        self._view = _View(host, min(most, (max_peers + 1) // 2))
         # Strict and empty: there is no value that this node would store. The service is never run: its own look-ups
         # and re-publishing would come on top of those below.
         validator = NamespacedValidator({}, strict_validation=True)
