@@ -148,16 +148,16 @@ async def read_message(stream: Any) -> Any:
     return message
 
 
+SILENT: bytes = Multiaddr("/ip4/192.0.2.1/tcp/4747").to_bytes()
 ANSWERS: dict[str, Callable[[Any, Any], None]] = {
-    "made-up ids near the key": lambda asked, answer: [answer.closerPeers.add(id=b"%x" % n) for n in range(3000)],  # type: ignore[dict-item, return-value]
-    "made-up providers": lambda asked, answer: [  # type: ignore[dict-item, return-value]
+    "made-up ids near the key": lambda asked, answer: [answer.closerPeers.add(id=b"%x" % n) for n in range(3000)],  # type: ignore[dict-item]
+    "made-up providers": lambda asked, answer: [  # type: ignore[dict-item]
         answer.providerPeers.add(
             id=ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key).to_bytes(), addrs=[SILENT] * 8
         )
         for n in range(300)
     ],
 }
-SILENT = Multiaddr("/ip4/192.0.2.1/tcp/4747").to_bytes()
 
 
 @pytest.mark.parametrize("what", [*ANSWERS, "silence"])
@@ -229,6 +229,15 @@ async def test_nodes_find_those_of_the_shards_that_they_hear() -> None:
         assert found == {nodes[number].host.peer_id for number in (0, 2, 4)}
         assert await tables[3].look() == []
         assert not any(node.watcher.offences for node in nodes)
+
+
+async def test_a_look_up_does_not_take_the_places_of_nodes_that_are_looked_for() -> None:
+    async with star(6) as nodes:
+        tables = [Dht(node.host, "main", 6, 8, [0]) for node in nodes]
+        for table in tables:
+            await table.look()
+        await tables[5].look()
+        assert len(nodes[5].host.connections()) <= 3
 
 
 async def test_a_node_that_joins_one_is_connected_with_the_others_through_the_dht(
