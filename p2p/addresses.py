@@ -86,6 +86,19 @@ def parse_address(text: str) -> Address:
     return Address(kind, host, port, peer=match["first"])
 
 
+def leads_here(address: str) -> bool:
+    """Whether an address leads whoever dials it to itself: loopback, also in disguise, or no host at all."""
+    try:
+        parsed = parse_address(address)
+    except ValueError:
+        return False
+    if parsed.is_name:
+        return False
+    ip = ipaddress.ip_address(parsed.host)
+    plain = getattr(ip, "ipv4_mapped", None) or ip
+    return bool(plain.is_loopback or plain.is_unspecified)
+
+
 def check_addresses(settings: NetworkSettings) -> None:
     """Raises ValueError, naming the key, for the first address of the settings that cannot be used as it is meant."""
     for key in ("join", "listen", "announce", "relay"):

@@ -18,6 +18,7 @@ from typing import Literal, NoReturn, Protocol
 import trio
 
 from p2p.contribution import Contribution
+from p2p.gossip import shard_of
 from p2p.limits import Bucket, FairQueue, Recent
 from p2p.reasons import Reason
 from p2p.reputation import Reputation
@@ -115,13 +116,16 @@ class Admission:
         *,
         on_accepted: Callable[[Envelope], None] = lambda envelope: None,
         own_task: Callable[[TaskRef], bool] = lambda ref: False,
+        shards: int = 1,
+        heard: Collection[int] = (0,),
         advantage: Literal["group", "mean"] = "group",
         contribution: Contribution | None = None,
         say: Callable[[str, str], None] = lambda level, text: None,
     ) -> None:
         """`allow` empty means everybody. Without `tasks` or `pool` batches are judged and passed on, and none of their
         groups is looked at. `own_task` says whether a reference of the verifier `command` is one that this node's own
-        mix makes, seed and index aside: peers run the owner's programs with no other parameters.
+        mix makes, seed and index aside: peers run the owner's programs with no other parameters. Only what nodes of the
+        shards `heard`, out of `shards`, have made is taken.
         """
         self._settings = settings
         self._swarm = swarm
@@ -136,6 +140,8 @@ class Admission:
         self._clock = clock
         self._on_accepted = on_accepted
         self._own_task = own_task
+        self._shards = shards
+        self._heard = frozenset(heard)
         self._advantage = advantage
         self._contribution = contribution or Contribution(None, own)
         self._say = say
@@ -254,6 +260,9 @@ class Admission:
     def _unwelcome(self, envelope: Envelope) -> Reason | None:
         if self._allow and envelope.origin not in self._allow:
             return Reason.NOT_ALLOWED
+        # A node that published on all topics would be heard by all nodes, however large the swarm is.
+        if self._shards > 1 and shard_of(envelope.origin, self._shards) not in self._heard:
+            return Reason.WRONG_SHARD
         if self._reputation.banned(envelope.origin):
             return Reason.BANNED
         age = self._now() - envelope.batch.created

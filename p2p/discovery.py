@@ -7,6 +7,7 @@ and less often, and only while there are too few connections.
 """
 
 import contextlib
+import itertools
 import random
 import socket
 import time
@@ -25,8 +26,9 @@ from p2p.transport import Transport, TransportError
 
 __all__ = ["TARGET", "Finder", "check_addresses", "parse_address", "system_resolve"]
 
-TARGET = 8
-"""Connections to look for. More are welcome; the gossip mesh has six to eight."""
+TARGET, CHOSEN = 8, 4
+"""Connections to look for, and those of them to make itself: whoever connects to it may be one and the same. More are
+welcome; the gossip mesh has six to eight."""
 
 DIALS = 8
 """Dials at once. Each is a socket and a handshake, which costs the event loop milliseconds."""
@@ -38,8 +40,8 @@ STALL_SECONDS = 3.0
 DIAL_SECONDS = 5.0
 """For one address. TCP's first tries go out at 0, 1 and 3 s, so nothing is lost by starting over then."""
 
-SHARD_TARGET = 6
-"""Connections to look for with nodes of each shard that this one hears: a mesh has four to eight peers."""
+SHARD_TARGET, SHARD_CHOSEN = 6, 3
+"""The same with nodes of each shard that this one hears: a mesh has four to eight peers."""
 
 RESOLVE_SECONDS = 5.0
 RECENT_SECONDS = 3600.0
@@ -64,6 +66,9 @@ ALONE_SECONDS = 10.0
 SAVE_SECONDS = 60.0
 REUNITE_SECONDS = 3.0
 """With connections enough, a missed node is tried this often."""
+
+ADDRESSES_A_TRY = 3
+"""Of one node, dialled one after the other: silent ones must not hold the place of a dial for long."""
 
 MAX_RESOLVED = 16
 _MAX_WAITS = 2048
@@ -144,6 +149,8 @@ class Finder:
         # Where there is one topic, whoever is connected hears it.
         self._heard = heard if settings.shards > 1 else []
         self._connected: frozenset[str] = frozenset()
+        self._chosen: frozenset[str] = frozenset()
+        """Those of them that this node has dialled."""
         self._new: frozenset[str] = frozenset()
         """Those of them of whom it may not be known yet what they are subscribed to."""
         self._lost: set[str] = set()
@@ -162,10 +169,12 @@ class Finder:
             return
         if parsed.peer is None or parsed.peer == self._transport.peer_id:
             return
-        if self._book.heard_of(parsed) and parsed.peer not in self._connected:
+        if self._book.heard_of(parsed, sure=source == "identify") and parsed.peer not in self._connected:
             # A new address may be the right one. The local network is not written by strangers: it may start over.
             if source == "mdns":
                 self._waits.pop(parsed.peer, None)
+            else:
+                self._waits.setdefault(parsed.peer, _Waits(0, trio.current_time()))
             self.wake()
 
     def wake(self) -> None:
@@ -217,8 +226,11 @@ class Finder:
             if connection.seconds >= SETTLED_SECONDS:
                 self._settled(connection.peer)
         self._new = frozenset(connection.peer for connection in connections if connection.seconds < SETTLED_SECONDS)
+        self._chosen = frozenset(connection.peer for connection in connections if connection.outbound)
         lost, self._connected = self._connected - peers, peers
         self._lost = (self._lost | lost) - peers
+        for peer in lost:
+            self._waits.setdefault(peer, _Waits(0, trio.current_time()))
         for join in self._joins:
             join.unsure.update(address for address, peer in join.led_to.items() if peer in lost)
             if any(map(join.is_led_to, lost)):
@@ -267,8 +279,10 @@ class Finder:
     def _missed(self, time_now: float) -> list[Peer]:
         """Peers of the book to dial now: as many as connections are wanted, or one that was lost, now and then."""
         due = [known for known in self._book.peers() if self._is_due(known, time_now) and self._may_dial(known.peer)]
+        due = self._in_turn(due)
         needed = self._of_shards(due)
-        wanted = TARGET - len(self._connected) - len(self._dialling) - len(needed)
+        missing = max(TARGET - len(self._connected), CHOSEN - len(self._chosen))
+        wanted = missing - len(self._dialling) - len(needed)
         if wanted > 0:
             names = {known.peer for known in needed}
             return needed + [known for known in due if known.peer not in names][:wanted]
@@ -279,19 +293,38 @@ class Finder:
         self._next_reunion = time_now + REUNITE_SECONDS
         return [self._rng.choice(recent)]
 
+    def _in_turn(self, due: Sequence[Peer]) -> list[Peer]:
+        """Those that have waited longest first, and of those that were not tried yet those met last.
+
+        Nobody can take all turns by having been met later, or told more often, than others. Nodes met of late and all
+        others have every second turn.
+        """
+
+        def since(known: Peer) -> float:
+            waits = self._waits.get(known.peer)
+            return waits.not_before if waits is not None else 0.0
+
+        due = sorted(due, key=since)  # which leaves those alike in the order of the book
+        lines = [[known for known in due if self._is_recent(known) is recent] for recent in (True, False)]
+        self._rng.shuffle(lines)
+        return [known for turn in itertools.zip_longest(*lines) for known in turn if known is not None]
+
     def _of_shards(self, due: Sequence[Peer]) -> list[Peer]:
         """Peers of the shards with which this node has too few connections. Whose shard is which follows from the id.
 
         Others may be subscribed to a shard as well, but nodes of one shard listen to the same others: if they were
         counted, all of them could come to be connected with each other alone, and with nobody who publishes there.
-        Those that do not listen to their own shard are counted in the end, or they could take all connections.
+        Those that do not listen to their own shard are counted in the end, or they could take all connections; but not
+        if they have come by themselves, or a dozen of them would keep this node from looking for others at all.
         """
         needed: list[Peer] = []
         for shard in self._heard:
             subscribed = {*self._transport.subscribers(topic_of(self._settings.swarm, shard))}
             members = {peer for peer in (*self._connected, *self._dialling) if self._is_of(peer, shard)}
             useful = members & (subscribed | self._new | self._dialling)
-            wanted = min(SHARD_TARGET - len(useful), 2 * SHARD_TARGET - len(members))
+            made = self._chosen | self._dialling
+            missing = max(SHARD_TARGET - len(useful), SHARD_CHOSEN - len(useful & made))
+            wanted = min(missing, 2 * SHARD_TARGET - len(members & made))
             needed += [known for known in due if self._is_of(known.peer, shard)][: max(wanted, 0)]
         return needed
 
@@ -312,7 +345,7 @@ class Finder:
         # Also after a success: a node that takes connections only to close them must not be dialled every second.
         # What stands for a while clears it (`_settled`).
         waits.failures += 1
-        reached = await self._dial_any(list(known.addresses))
+        reached = await self._dial_any(_some(known.addresses, waits.failures))
         if self._is_recent(known):
             waits.not_before = self._after(waits.failures, 1.0, RECENT_CAP)
         else:
@@ -430,6 +463,13 @@ class Finder:
                     await trio.to_thread.run_sync(self._book.write, data)
                 except OSError as error:
                     self._book.not_written(error)
+
+
+def _some(addresses: Sequence[Address], attempt: int) -> list[Address]:
+    """The first, which is the best known, and some of the others: over a few tries all of them."""
+    first, others, step = addresses[:1], [*addresses[1:]], ADDRESSES_A_TRY - 1
+    start = step * (attempt - 1) % max(len(others), 1)
+    return [*first, *(others[start:] + others[:start])[:step]]
 
 
 async def system_resolve(address: Address) -> list[Address]:

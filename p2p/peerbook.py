@@ -19,6 +19,9 @@ MAX_PEERS = 512
 MAX_ADDRESSES = 8
 """Addresses of one peer. A machine has a few interfaces; an old address of a moved one is pushed out in the end."""
 
+MAX_SURE = 6
+"""Those of them that no hearsay pushes out: which the peer itself has told, or at which it was found."""
+
 _MAX_FILE = 16 * 2**20
 """Bytes. The largest book is smaller; anything larger is not one, and is not read into memory."""
 
@@ -39,6 +42,15 @@ class Peer:
     successes: int = 0
     failures: int = 0
     addresses: list[Address] = field(default_factory=list)
+    sure: dict[Address, None] = field(default_factory=dict, compare=False)
+    """Addresses that are not hearsay; not kept over a restart."""
+
+    def shorten(self) -> None:
+        """Drop addresses that are too many: what is sure stays longest, then what is new."""
+        while len(self.sure) > MAX_SURE:
+            del self.sure[next(iter(self.sure))]
+        while len(self.addresses) > MAX_ADDRESSES:
+            self.addresses.remove(next(one for one in reversed(self.addresses) if one not in self.sure))
 
 
 class _Entry(BaseModel):
@@ -84,13 +96,14 @@ class PeerBook:
         """All, those met last first."""
         return sorted(self._peers.values(), key=lambda known: (known.met, known.heard), reverse=True)
 
-    def heard_of(self, address: Address) -> bool:
-        """Note an address that somebody tells. Returns whether it is news. Names and nameless peers are not kept."""
-        return self._note(address, first=False)
+    def heard_of(self, address: Address, sure: bool = False) -> bool:
+        """Note an address that somebody tells, `sure` if that is the peer itself. Returns whether it is news. Names and
+        nameless peers are not kept."""
+        return self._note(address, first=False, sure=sure)
 
     def reached(self, address: Address) -> None:
         """Note that a dial of this address found its peer."""
-        self._note(address, first=True)
+        self._note(address, first=True, sure=True)
         if (known := self._peers.get(address.peer or "")) is not None:
             known.successes += 1
             known.failures = 0
@@ -112,7 +125,7 @@ class PeerBook:
         """Cross a peer out."""
         self._changed |= self._peers.pop(peer, None) is not None
 
-    def _note(self, address: Address, first: bool) -> bool:
+    def _note(self, address: Address, first: bool, sure: bool) -> bool:
         if address.peer is None or address.is_name or address.port == 0:
             return False
         known = self._peers.get(address.peer)
@@ -122,12 +135,14 @@ class PeerBook:
                 self._drop_least(first)
         is_news = address not in known.addresses
         if first:
-            known.addresses = [address, *(other for other in known.addresses if other != address)][:MAX_ADDRESSES]
+            known.addresses = [address, *(other for other in known.addresses if other != address)]
         elif is_news:
             # The address that led there last keeps its place: hearsay must not bury it.
             at = 1 if known.met and known.addresses else 0
             known.addresses.insert(at, address)
-            del known.addresses[MAX_ADDRESSES:]
+        if sure:
+            known.sure[address] = None
+        known.shorten()
         self._changed |= first or is_news
         return is_news and address.peer in self._peers
 

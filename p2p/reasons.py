@@ -22,6 +22,8 @@ class Reason(StrEnum):
     """Well-formed, but not a batch: unknown keys, wrong types, a count or a length out of bounds, a number that is not
     finite."""
     WRONG_SWARM = "wrong_swarm"
+    WRONG_SHARD = "wrong_shard"
+    """Of a node whose shard is none of those that this one listens to: published where it does not belong."""
     STALE = "stale"
     """Too old, or dated in the future."""
     EQUIVOCATION = "equivocation"

@@ -41,6 +41,8 @@ WEIGHTS: dict[Reason, float] = {
     # Who is banned or not on the list is refused already; what others pass on of it is no fault of theirs.
     Reason.BANNED: 0.0,
     Reason.NOT_ALLOWED: 0.0,
+    # Nodes that have another number of shards pass on in good faith what does not belong here.
+    Reason.WRONG_SHARD: 0.0,
     # This node's own limits.
     Reason.OVERLOADED: 0.0,
     Reason.CAPPED: 0.0,

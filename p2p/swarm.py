@@ -344,6 +344,7 @@ async def open_swarm(
         )
         watcher.on_ban = keeper.hurry
         store = EnvelopeStore()
+        heard = shards_heard(transport.peer_id, network.shards, network.subscribe)
         gate = Admission(
             admission,
             network.swarm,
@@ -356,6 +357,8 @@ async def open_swarm(
             now,
             on_accepted=store.add,
             own_task=own_task,
+            shards=network.shards,
+            heard=heard,
             advantage=advantage,
             contribution=contribution,
             say=say,
@@ -367,7 +370,7 @@ async def open_swarm(
             watcher.misbehaved,
             lambda peer: reputation.banned(peer) > 0,
             shards=network.shards,
-            heard=shards_heard(transport.peer_id, network.shards, network.subscribe),
+            heard=heard,
             now=now,
         )
         gossip = Gossip(transport, network.swarm, network.shards, network.subscribe, gate.check, pace)

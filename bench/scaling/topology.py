@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from bench.scaling.plan import Plan
-from p2p.discovery import SHARD_TARGET, TARGET
+from p2p.discovery import CHOSEN, SHARD_CHOSEN, SHARD_TARGET, TARGET
 from p2p.gossip import shard_of, shards_heard
 from p2p.host import gossip as router
 from p2p.settings import NetworkSettings
@@ -66,11 +66,12 @@ class Net:
 
     def look(self, node: int) -> None:
         """Dial until there are connections enough: for each shard, where nodes look for these, and in all."""
+        links = self.links[node]
         if self.plan.looking:
             for shard in self.heard[node]:
-                members = sum(self.heard[peer][0] == shard for peer in self.links[node])
-                self._dial(node, self._of_shard[shard], SHARD_TARGET - members)
-        self._dial(node, self._there, TARGET - len(self.links[node]))
+                made = [dialled for peer, dialled in links.items() if self.heard[peer][0] == shard]
+                self._dial(node, self._of_shard[shard], max(SHARD_TARGET - len(made), SHARD_CHOSEN - sum(made)))
+        self._dial(node, self._there, max(TARGET - len(links), CHOSEN - sum(links.values())))
 
     def leave(self, node: int) -> list[int]:
         """All connections of a node end. Returns who it was connected with."""

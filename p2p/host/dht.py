@@ -12,16 +12,23 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import trio
+from google.protobuf.message import DecodeError
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
+from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.peer_routing import PeerRouting
 from libp2p.kad_dht.provider_store import ProviderStore
+from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import PeerStore, PeerStoreError
 from libp2p.records.validator import NamespacedValidator
+from libp2p.utils import encode_varint_prefixed
 
+from p2p.addresses import leads_here
 from p2p.gossip import topic_of
 from p2p.host.host import Host
 from p2p.host.network import parse_peer
@@ -37,13 +44,20 @@ FIRST_SECONDS, MOST_SECONDS = 5.0, 600.0
 ENOUGH, FOR_SHARD = 16, 8
 """With so many connections a look-up makes no new ones; those for each shard of several come on top."""
 
-LOOKUP_SECONDS = 40.0
+LOOKUP_SECONDS, WALK_SECONDS = 40.0, 20.0
+"""For finding providers or for telling of this node, and for the walk towards the key that comes first in each."""
+
 LOOKUP_DIALS = 8
 _DIAL_SECONDS = 5.0
 
 STREAM_SECONDS = 20.0
 STREAM_BYTES = 256 * 1024
 """Read from one stream at most, either way. An honest answer holds 40 peers with their signed records: 40 KB."""
+
+MESSAGE_BYTES = 64 * 1024
+MAX_TOLD, MAX_RECORD = 32, 1024
+"""Peers of each kind in one message, and bytes of a signed record, that are looked at. An honest message has 21 peers.
+What libp2p does with them takes time that grows with the square of their number, and the event loop waits."""
 
 STREAM_WRITES = 64
 PEER_STREAMS = 2
@@ -97,29 +111,80 @@ class _Providers(ProviderStore):  # type: ignore[misc]
 class _Asking(ProviderStore):  # type: ignore[misc]
     """The asking half: knows nothing itself, so that every look-up asks the others."""
 
+    def __init__(self, host: Any, peer_routing: Any) -> None:
+        super().__init__(host=host, peer_routing=peer_routing)
+        self.told: list[Any] = []
+
     def add_provider(self, key: bytes, provider: Any) -> None:
-        """Nothing is kept."""
+        """Kept until the look-up is over: one that is cut short has still been told of some."""
+        self.told.append(provider)
 
     def get_providers(self, key: bytes) -> list[Any]:
         """Nothing is known."""
         return []
 
 
+class _Addresses(PeerStore):  # type: ignore[misc]
+    """A peer store with few addresses of each peer: libp2p bounds the peers alone."""
+
+    def add_addrs(self, peer_id: Any, addrs: Sequence[Any], ttl: int = 0) -> None:
+        """Take some of the addresses; the oldest give way."""
+        super().add_addrs(peer_id, addrs[:MAX_ADDRESSES], ttl)
+        if (known := self.peer_data_map.get(peer_id)) is not None:
+            del known.addrs[:-MAX_ADDRESSES]
+
+
 class _Bounded:
-    """A libp2p stream that ends when too much has come, and breaks when too many answers have gone."""
+    """A libp2p stream of DHT messages: each is cut to what an honest one holds before libp2p sees it. It ends when too
+    much has come, and breaks when too many answers have gone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._bytes = STREAM_BYTES
         self._writes = STREAM_WRITES
+        self._unread = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     async def read(self, n: int | None = None) -> bytes:
-        """As of the stream."""
-        most = min(n if n is not None and n >= 0 else 1024, self._bytes)
-        data: bytes = await self._stream.read(most) if most else b""
+        """As of the stream. Raises TransportError for what is no message."""
+        if not self._unread:
+            self._unread = await self._message()
+        most = len(self._unread) if n is None or n < 0 else n
+        data, self._unread = self._unread[:most], self._unread[most:]
+        return data
+
+    async def _message(self) -> bytes:
+        """The next message with its length before it; nothing at the end of the stream."""
+        length = 0
+        for shift in (0, 7, 14):
+            byte = await self._some(1)
+            if not byte and shift == 0:
+                return b""
+            length |= (byte[0] & 0x7F) << shift if byte else 0
+            if not byte or byte[0] < 0x80:
+                break
+        else:
+            raise TransportError("a DHT message of no sane length")
+        if length > MESSAGE_BYTES:
+            raise TransportError(f"a DHT message of {length} bytes")
+        body = bytearray()
+        while len(body) < length:
+            piece = await self._some(length - len(body))
+            if not piece:
+                raise TransportError("the stream ended within a DHT message")
+            body += piece
+        message = Message()
+        try:
+            message.ParseFromString(bytes(body))
+        except DecodeError as error:
+            raise TransportError("a DHT message that cannot be read") from error
+        _trim(message)
+        return bytes(encode_varint_prefixed(message.SerializeToString()))
+
+    async def _some(self, most: int) -> bytes:
+        data: bytes = await self._stream.read(min(most, self._bytes)) if self._bytes else b""
         self._bytes -= len(data)
         return data
 
@@ -131,14 +196,27 @@ class _Bounded:
         await self._stream.write(data)
 
 
+def _trim(message: Any) -> None:
+    for peers in (message.closerPeers, message.providerPeers):
+        del peers[MAX_TOLD:]
+        for peer in peers:
+            del peer.addrs[MAX_ADDRESSES:]
+            if len(peer.signedRecord) > MAX_RECORD:
+                peer.ClearField("signedRecord")
+    if len(message.senderRecord) > MAX_RECORD:
+        message.ClearField("senderRecord")
+
+
 class _View:
     """What the DHT sees of the host: its own, bounded peer store, and streams that are opened with care."""
 
     def __init__(self, host: Host, most: int) -> None:
         self._host = host
         self._most = most
-        self._store = PeerStore()
+        self._store = _Addresses()
         self.dials = 0
+        self.reached: dict[Any, None] = {}
+        """Peers to which streams were opened."""
 
     def get_id(self) -> Any:
         """This node."""
@@ -178,11 +256,19 @@ class _View:
                 raise TransportError("not connected")
             self.dials -= 1
             await self._dial(peer)
-        return _Bounded(await self._host._open_stream(str(peer), tuple(map(str, protocols))))
+        stream = await self._host._open_stream(str(peer), tuple(map(str, protocols)))
+        self.reached[peer] = None
+        return _Bounded(stream)
+
+    def is_fit(self, address: str) -> bool:
+        """Whether a stranger may have this node dial an address: its own machine only if nodes are there."""
+        return not leads_here(address) or any(leads_here(one.address) for one in self._host.connections())
 
     async def _dial(self, peer: Any) -> None:
         for address in self._store.addrs(peer)[:2]:
             place = str(address).partition("/p2p/")[0]
+            if not self.is_fit(place):
+                continue
             with trio.move_on_after(_DIAL_SECONDS):
                 try:
                     await self._host.connect(f"{place}/p2p/{peer}")
@@ -193,6 +279,19 @@ class _View:
         raise TransportError("not reachable")
 
 
+class _Routing(PeerRouting):  # type: ignore[misc]
+    """The walk towards a key. Ids near a key are easily made up, so those that were reached on the way come first."""
+
+    async def find_closest_peers_network(self, target_key: bytes, count: int = 20) -> list[Any]:
+        """At most `count` peers that were reached, the closest first, and as many that need not be there."""
+        self.host.reached.clear()
+        closest: list[Any] = []
+        with trio.move_on_after(WALK_SECONDS):
+            closest = await super().find_closest_peers_network(target_key, count)
+        reached = sort_peer_ids_by_distance(target_key, list(self.host.reached))
+        return list(dict.fromkeys([*reached[:count], *closest]))
+
+
 class Dht:
     """One node of the DHT, for one swarm, of whose shards it hears `heard`."""
 
@@ -201,15 +300,17 @@ class Dht:
         self._keys = [key_of(swarm)] if shards == 1 else [key_of(swarm, shard) for shard in heard]
         kept = self._keys if shards == 1 else [key_of(swarm, shard) for shard in range(shards)]
         most = ENOUGH if shards == 1 else ENOUGH + FOR_SHARD * len(heard)
-        self._view = _View(host, min(most, max_peers))
+        # Whom a walk meets is of any shard, and stays: half of the places are for those that are looked for.
+        self._view = _View(host, min(most, (max_peers + 1) // 2))
         # Strict and empty: there is no value that this node would store. The service is never run: its own look-ups
         # and re-publishing would come on top of those below.
         validator = NamespacedValidator({}, strict_validation=True)
         self._kad = KadDHT(
             self._view, DHTMode.SERVER, validator=validator, validator_changed=True, strict_validation=True
         )
-        self._kad.provider_store = _Providers(self._view, self._kad.peer_routing, kept)
-        self._asking = _Asking(self._view, self._kad.peer_routing)
+        routing = _Routing(self._view, self._kad.routing_table)
+        self._kad.provider_store = _Providers(self._view, routing, kept)
+        self._asking = _Asking(self._view, routing)
         self._open: Counter[str] = Counter()
         host.libp2p.set_stream_handler(PROTOCOL_ID, self.answer)
 
@@ -244,14 +345,21 @@ class Dht:
         return list(found)
 
     async def _look(self, key: bytes) -> list[Any]:
-        found: list[Any] = []
-        self._view.dials = LOOKUP_DIALS
-        try:
-            with trio.move_on_after(LOOKUP_SECONDS):
-                found = await self._asking.find_providers(key, MAX_PROVIDERS)
-                await self._kad.provider_store.provide(key)
-        except Exception as error:  # noqa: BLE001  answers of strangers can raise anything in there
-            logger.debug("a look-up failed: %r", error)
+        self._asking.told = []
+        # Each with its own time: peers that are slow at one must not keep this node from the other.
+        for ask in (
+            partial(self._asking.find_providers, key, MAX_PROVIDERS),
+            partial(self._kad.provider_store.provide, key),
+        ):
+            self._view.dials = LOOKUP_DIALS // 2
+            try:
+                with trio.move_on_after(LOOKUP_SECONDS):
+                    await ask()
+            except Exception as error:  # noqa: BLE001  answers of strangers can raise anything in there
+                logger.debug("a look-up failed: %r", error)
+        found, self._asking.told = self._asking.told, []
+        # Only so many addresses are passed on: who answers first, or tells of most, must not be all of them.
+        random.shuffle(found)
         return found
 
     def _addresses(self, found: list[Any]) -> Iterator[str]:
@@ -260,6 +368,8 @@ class Dht:
                 continue
             for address in info.addrs[:MAX_ADDRESSES]:
                 text = str(address)
+                if not self._view.is_fit(text):
+                    continue
                 if not text.endswith(f"/p2p/{info.peer_id}"):
                     text = f"{text}/p2p/{info.peer_id}"
                 yield text

@@ -1,6 +1,5 @@
 """All ways of a host of finding others and of being found, started together."""
 
-import ipaddress
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -9,7 +8,7 @@ from typing import Literal, NoReturn
 import trio
 from libp2p.peer.peerstore import PeerStoreError
 
-from p2p.addresses import parse_address
+from p2p.addresses import leads_here
 from p2p.gossip import shards_heard
 from p2p.host.dht import Dht, run_dht
 from p2p.host.host import Host
@@ -62,7 +61,7 @@ async def _tell_identified(host: Host, found: Found) -> NoReturn:
     while True:
         await trio.sleep(IDENTIFY_SECONDS)
         for connection in host.connections():
-            for address in _identified(host, connection.peer, near=_is_loopback(connection.address)):
+            for address in _identified(host, connection.peer, near=leads_here(connection.address)):
                 found(address, "identify")
 
 
@@ -74,13 +73,5 @@ def _identified(host: Host, peer: str, near: bool) -> Iterator[str]:
     for address in map(str, told[:_TOLD_BY_PEER]):
         text = address.removesuffix(f"/p2p/{peer}")
         # Another machine's loopback address leads to this machine.
-        if near or not _is_loopback(text):
+        if near or not leads_here(text):
             yield f"{text}/p2p/{peer}"
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = parse_address(address)
-    except ValueError:
-        return False
-    return not parsed.is_name and ipaddress.ip_address(parsed.host).is_loopback

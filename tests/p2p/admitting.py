@@ -33,7 +33,9 @@ class Node:
         tasks: FakeTasks | None = None,
         own_task: Callable[[TaskRef], bool] = lambda ref: False,
         settings: AdmissionSettings | None = None,
+        shards: tuple[int, list[int]] = (1, [0]),
     ) -> None:
+        """`shards`: how many there are, and which are heard."""
         self.now = Clock(NOW)
         self.tasks = tasks or FakeTasks()
         self.pool = FakePool()
@@ -56,6 +58,8 @@ class Node:
             time,
             on_accepted=self.accepted.append,
             own_task=own_task,
+            shards=shards[0],
+            heard=shards[1],
             contribution=self.contribution,
             say=lambda level, text: self.said.append(text),
         )

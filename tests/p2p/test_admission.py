@@ -5,6 +5,7 @@ import trio
 from trio.testing import MockClock
 
 from p2p.admission import MAX_WAITING
+from p2p.gossip import shard_of
 from p2p.reasons import Reason
 from p2p.reputation import WEIGHTS
 from p2p.settings import AdmissionSettings
@@ -172,6 +173,17 @@ async def test_a_batch_that_found_no_room_may_come_again(autojump_clock: MockClo
     assert not node.admission.knows(open_envelope(late).id)
     await node.settle()
     assert node.send(late, requested=True) is Verdict.ACCEPT
+
+
+async def test_only_peers_of_the_shards_that_are_heard_are_taken() -> None:
+    """Also of those that were asked for: one key must not be heard by a whole swarm."""
+    node = Node(shards=(10, [shard_of(GOOD, 10)]))
+    assert shard_of(BAD, 10) != shard_of(GOOD, 10)
+    assert node.send(sealed(1)) is Verdict.ACCEPT
+    assert node.send(sealed(1, signer=2)) is Verdict.IGNORE
+    assert node.send(sealed(2, signer=2), requested=True) is Verdict.IGNORE
+    assert only(node.rejected) == (Reason.WRONG_SHARD, 2)
+    assert node.reputation.score(BAD) == node.reputation.score(GOOD) == 0
 
 
 async def test_only_peers_on_the_list_are_heard() -> None:

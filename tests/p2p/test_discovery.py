@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from p2p.addresses import Address, parse_address
-from p2p.discovery import DIALS, SHARD_TARGET, TARGET, Finder, system_resolve
+from p2p.discovery import CHOSEN, DIALS, SHARD_TARGET, TARGET, Finder, system_resolve
 from p2p.gossip import shard_of, shards_heard, topic_of
 from p2p.ids import peer_id_of
 from p2p.peerbook import PeerBook
@@ -45,6 +45,10 @@ class Net:
         """Base address -> peer that answers there."""
         self.silent = False
         self.deaf: set[str] = set()
+        self.came: set[str] = set()
+        """Peers that have dialled this node."""
+        self.lost_packets: set[str] = set()
+        """Base addresses at which nobody says no."""
         self.slams: set[str] = set()
         """Peers that close every connection at once."""
         self.dials: list[tuple[float, str]] = []
@@ -56,7 +60,8 @@ class Net:
 
     def connections(self) -> list[Connection]:
         return [
-            Connection(peer, address, True, trio.current_time() - since) for peer, (address, since) in self.open.items()
+            Connection(peer, address, peer not in self.came, trio.current_time() - since)
+            for peer, (address, since) in self.open.items()
         ]
 
     async def connect(self, address: str) -> str:
@@ -65,7 +70,7 @@ class Net:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await trio.sleep(100 if self.silent else 0.05)
+            await trio.sleep(100 if self.silent or parsed.base in self.lost_packets else 0.05)
         finally:
             self.running -= 1
         answers = self.up.get(parsed.base)
@@ -88,6 +93,11 @@ class Net:
     def lose(self, *numbers: int) -> None:
         for number in numbers:
             self.open.pop(peer(number), None)
+
+    def comes(self, *peers: str) -> None:
+        """Peers dial this node."""
+        self.came.update(peers)
+        self.open.update((peer, ("/ip4/10.9.9.9/tcp/1", trio.current_time())) for peer in peers)
 
     def times(self, number: int, since: float = 0.0) -> list[float]:
         return [
@@ -394,6 +404,67 @@ async def test_nodes_that_do_not_hear_their_own_shard_do_not_take_all_connection
         assert len(of_shard(case.net.up.values(), own)) > 2 * SHARD_TARGET
         await trio.sleep(600)
         assert SHARD_TARGET < len(of_shard(case.net.open, own)) <= 2 * SHARD_TARGET
+
+
+@pytest.mark.parametrize("deaf", [True, False])
+async def test_those_that_come_by_themselves_do_not_keep_a_node_from_looking(
+    autojump_clock: MockClock, deaf: bool
+) -> None:
+    """A dozen keys of one shard are made in a moment."""
+    case = Case(autojump_clock)
+    case.net.up = {base(number): peer(number) for number in range(300)}
+    [own] = shards_heard(peer(OWN), SHARDS, 1)
+    strangers = of_shard((peer(number) for number in range(1000, 3000)), own)[:12]
+    async with case.running(shards=SHARDS, subscribe=1) as finder:
+        case.net.comes(*strangers)
+        case.net.deaf.update(strangers if deaf else ())
+        await trio.sleep(10)
+        for number in range(300):
+            finder.found(full(number), "dht")
+        await trio.sleep(120)
+        assert len(of_shard(case.net.open.keys() - {*strangers}, own)) >= 3
+
+
+async def test_those_that_come_by_themselves_are_not_all_that_a_node_knows(autojump_clock: MockClock) -> None:
+    case = Case(autojump_clock)
+    case.net.up = {base(number): peer(number) for number in range(20)}
+    async with case.running() as finder:
+        case.net.comes(*(peer(number) for number in range(1000, 1000 + TARGET)))
+        await trio.sleep(10)
+        for number in range(20):
+            finder.found(full(number), "dht")
+        await trio.sleep(60)
+        assert len(case.net.open) == TARGET + CHOSEN
+
+
+async def test_nodes_that_leave_silent_addresses_do_not_take_the_turns_of_others(autojump_clock: MockClock) -> None:
+    """They were met later than the honest ones, and a dial of one holds its place for as long as it can."""
+    case = Case(autojump_clock)
+    honest, others = range(100, 106), range(200, 230)
+    case.net.up = {base(number): peer(number) for number in honest}
+    async with case.running() as finder:
+        for number in honest:
+            finder.found(full(number), "dht")
+        await trio.sleep(30)
+        case.net.comes(*(peer(number) for number in others))
+        for number, last in itertools.product(others, range(8)):
+            place = f"/ip4/192.0.2.{last}/tcp/{number}"
+            case.net.lost_packets.add(place)
+            finder.found(f"{place}/p2p/{peer(number)}", "identify")
+        await trio.sleep(20)
+        case.net.lose(*honest, *others)
+        await trio.sleep(180)
+        assert {*case.net.open} == {peer(number) for number in honest}
+
+
+async def test_all_addresses_of_a_node_are_tried(autojump_clock: MockClock) -> None:
+    case = Case(autojump_clock)
+    case.net.up = {base(1): peer(1)}
+    async with case.running() as finder:
+        for number in (1, *range(10, 17)):
+            finder.found(f"{base(number)}/p2p/{peer(1)}", "dht")
+        await trio.sleep(60)
+        assert peer(1) in case.net.open
 
 
 async def test_without_shards_connections_are_looked_for_up_to_the_target(autojump_clock: MockClock) -> None:

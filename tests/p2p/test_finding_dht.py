@@ -1,23 +1,28 @@
 """The DHT of real hosts on loopback, and what a peer can do to it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.peer.id import ID
+from libp2p.peer.peerinfo import PeerInfo
+from libp2p.peer.peerstore import create_signed_peer_record
 from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.utils import encode_varint_prefixed
+from multiaddr import Multiaddr
 
 from p2p.discovery import Finder
 from p2p.host import dht as dht_module
 from p2p.host import run_finding
-from p2p.host.dht import MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
+from p2p.host.dht import MAX_ADDRESSES, MAX_PROVIDERS, MAX_RECORDS, PEER_STREAMS, Dht, key_of
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
-from p2p.transport import TransportError
+from p2p.transport import Connection, TransportError
 from tests.p2p.hosts import Node, running, until
 
 
@@ -111,10 +116,6 @@ async def test_garbage_silence_and_floods_end_their_stream_and_nothing_else(monk
 async def test_the_number_of_providers_is_bounded() -> None:
     async with running() as node:
         store = Dht(node.host, "main", 64)._kad.provider_store
-        from libp2p.crypto.ed25519 import create_new_key_pair
-        from libp2p.peer.id import ID
-        from libp2p.peer.peerinfo import PeerInfo
-
         peers = [
             ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key) for n in range(2 * MAX_PROVIDERS)
         ]
@@ -131,6 +132,93 @@ async def test_the_number_of_providers_is_bounded() -> None:
         assert len(shards.get_providers(key_of("main", 39))) == 1, "few of one key do not give way to many of others"
 
 
+async def read_message(stream: Any) -> Any:
+    length = shift = 0
+    while True:
+        byte = (await stream.read(1))[0]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    body = b""
+    while len(body) < length:
+        body += await stream.read(length - len(body))
+    message = Message()
+    message.ParseFromString(body)
+    return message
+
+
+SILENT: bytes = Multiaddr("/ip4/192.0.2.1/tcp/4747").to_bytes()
+ANSWERS: dict[str, Callable[[Any, Any], None]] = {
+    "made-up ids near the key": lambda asked, answer: [answer.closerPeers.add(id=b"%x" % n) for n in range(3000)],  # type: ignore[dict-item]
+    "made-up providers": lambda asked, answer: [  # type: ignore[dict-item]
+        answer.providerPeers.add(
+            id=ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key).to_bytes(), addrs=[SILENT] * 8
+        )
+        for n in range(300)
+    ],
+}
+
+
+@pytest.mark.parametrize("what", [*ANSWERS, "silence"])
+async def test_one_that_answers_nonsense_does_not_hide_the_others(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_module, "WALK_SECONDS", 0.5)
+    monkeypatch.setattr(dht_module, "LOOKUP_SECONDS", 1.0)
+
+    async def answer(stream: Any) -> None:
+        with suppress(Exception):
+            while True:
+                asked = await read_message(stream)
+                if what == "silence":
+                    await trio.sleep_forever()
+                given = Message(type=asked.type, key=asked.key)
+                ANSWERS[what](asked, given)
+                await stream.write(encode_varint_prefixed(given.SerializeToString()))
+
+    async with running() as victim, running() as evil, running() as honest:
+        table, other = Dht(victim.host, "main", 64), Dht(honest.host, "main", 64)
+        evil.host.libp2p.set_stream_handler(PROTOCOL_ID, answer)
+        for node in (evil, honest):
+            await victim.host.connect(node.address)
+        await other.look()
+        assert honest.host.peer_id in {address.rpartition("/")[2] for address in await table.look()}
+        assert [victim.host.peer_id, honest.host.peer_id] == [*other._kad.provider_store._known[key_of("main")]][::-1]
+
+
+async def test_nobody_has_this_node_dial_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is connected with a node there: then others that are there are found too."""
+    inward = ["/ip4/127.0.0.1", "/ip4/127.9.9.9", "/ip4/0.0.0.0", "/ip6/::1", "/ip6/::ffff:127.0.0.1"]
+    async with star(2) as (victim, _):
+        table = Dht(victim.host, "main", 64)
+        name = ID.from_pubkey(create_new_key_pair(bytes(32)).public_key)
+        told = PeerInfo(name, [Multiaddr(f"{host}/tcp/4747") for host in inward])
+        assert len([*table._addresses([told])]) == len(inward)
+        dialled: list[str] = []
+        monkeypatch.setattr(victim.host, "connections", lambda: [Connection("a", "/ip4/192.0.2.7/tcp/4747", True, 9.0)])
+        monkeypatch.setattr(victim.host, "connect", dialled.append)
+        assert [*table._addresses([told])] == []
+        table._view._store.add_addrs(name, told.addrs, 3600)
+        table._view.dials = 1
+        with pytest.raises(TransportError, match="not reachable"):
+            await table._view.new_stream(name, [])
+        assert dialled == []
+
+
+async def test_a_record_of_thousands_of_addresses_is_not_kept() -> None:
+    async with star(2) as (victim, evil):
+        table = Dht(victim.host, "main", 64)
+        name = evil.host.libp2p.get_id()
+        many = [Multiaddr(f"/ip4/10.0.{number >> 8}.{number & 255}/tcp/4747") for number in range(1500)]
+        record = create_signed_peer_record(name, many, evil.host.libp2p.get_private_key()).marshal_envelope()
+        find = Message(type=Message.FIND_NODE, key=name.to_bytes(), senderRecord=record)
+        assert len(await ask(evil, victim, find)) == 1
+        table._view._store.add_addrs(name, many, 3600)
+        for address in many:
+            table._view._store.add_addrs(name, [address], 3600)
+        assert len(table._view._store.addrs(name)) == MAX_ADDRESSES
+        assert table._view._store.get_peer_record(name) is None
+
+
 async def test_nodes_find_those_of_the_shards_that_they_hear() -> None:
     async with star(5) as nodes:
         heard = [[0, 1], [1, 2], [2, 3], [5, 6], [1, 2]]
@@ -141,6 +229,15 @@ async def test_nodes_find_those_of_the_shards_that_they_hear() -> None:
         assert found == {nodes[number].host.peer_id for number in (0, 2, 4)}
         assert await tables[3].look() == []
         assert not any(node.watcher.offences for node in nodes)
+
+
+async def test_a_look_up_does_not_take_the_places_of_nodes_that_are_looked_for() -> None:
+    async with star(6) as nodes:
+        tables = [Dht(node.host, "main", 6, 8, [0]) for node in nodes]
+        for table in tables:
+            await table.look()
+        await tables[5].look()
+        assert len(nodes[5].host.connections()) <= 3
 
 
 async def test_a_node_that_joins_one_is_connected_with_the_others_through_the_dht(

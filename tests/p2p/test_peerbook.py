@@ -153,6 +153,28 @@ def test_the_address_that_worked_stays_first_however_many_are_told() -> None:
     assert len(known.addresses) == MAX_ADDRESSES
 
 
+def test_hearsay_never_pushes_out_what_a_peer_has_told_itself() -> None:
+    kept = book()
+    own = [parse_address(f"/ip4/{host}/tcp/4747/p2p/{peer(1)}") for host in ("198.51.100.7", "172.17.0.5")]
+    for one in own:
+        assert kept.heard_of(one, sure=True)
+    kept.met(peer(1))
+    for port in range(1, 100):
+        assert kept.heard_of(address(1, port))
+    known = kept.get(peer(1))
+    assert known is not None
+    assert {*own} < {*known.addresses}
+    assert len(known.addresses) == MAX_ADDRESSES
+    # A peer that tells ever more does not fill the book either, and one that has moved is found.
+    for port in range(100, 200):
+        assert kept.heard_of(address(1, port), sure=True)
+        assert kept.heard_of(address(1, 1000 + port))
+        assert address(1, port) in known.addresses
+        assert address(1, 1000 + port) in known.addresses
+    assert len(known.addresses) == MAX_ADDRESSES
+    assert len(known.sure) <= MAX_ADDRESSES
+
+
 def test_names_and_nameless_peers_are_not_kept() -> None:
     kept = book()
     assert not kept.heard_of(parse_address(f"/dns4/node/tcp/4747/p2p/{peer(1)}"))

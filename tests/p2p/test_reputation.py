@@ -72,7 +72,16 @@ def test_repeated_offences_ban(reason: Reason, at_most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason", [Reason.STALE, Reason.OVERLOADED, Reason.CAPPED, Reason.TOO_LONG, Reason.BANNED, Reason.NOT_ALLOWED]
+    "reason",
+    [
+        Reason.STALE,
+        Reason.OVERLOADED,
+        Reason.CAPPED,
+        Reason.TOO_LONG,
+        Reason.BANNED,
+        Reason.NOT_ALLOWED,
+        Reason.WRONG_SHARD,
+    ],
 )
 def test_what_is_nobodys_fault_costs_nothing(reason: Reason) -> None:
     watched = Watched()
