@@ -9,22 +9,19 @@ and less often, and only while there are too few connections.
 import contextlib
 import itertools
 import random
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NoReturn
 
 import trio
 
-from p2p.addresses import Address, check_addresses, parse_address
+from p2p.addresses import Address, parse_address
 from p2p.gossip import shard_of, shards_heard, topic_of
 from p2p.ids import short
+from p2p.joins import MAX_RESOLVED, Join, Resolve, Waits, system_resolve
 from p2p.peerbook import Peer, PeerBook, Say
 from p2p.settings import NetworkSettings
 from p2p.transport import Transport, TransportError
-
-__all__ = ["TARGET", "Finder", "check_addresses", "parse_address", "system_resolve"]
 
 TARGET, CHOSEN = 8, 4
 """Connections to look for, and those of them to make itself: whoever connects to it may be one and the same. More are
@@ -70,55 +67,8 @@ REUNITE_SECONDS = 3.0
 ADDRESSES_A_TRY = 3
 """Of one node, dialled one after the other: silent ones must not hold the place of a dial for long."""
 
-MAX_RESOLVED = 16
 _MAX_WAITS = 2048
 _OURSELVES = "it leads to this node itself"
-
-Resolve = Callable[[Address], Awaitable[Sequence[Address]]]
-"""The numeric addresses that a name leads to now. Raises OSError."""
-
-
-@dataclass(slots=True)
-class _Waits:
-    """How often something failed in a row, and when it may be tried again (in trio's time)."""
-
-    failures: int = 0
-    not_before: float = 0.0
-
-
-@dataclass(slots=True)
-class _Join:
-    """An address of the configuration, and the nodes that it has led to."""
-
-    address: Address
-    waits: _Waits = field(default_factory=_Waits)
-    led_to: dict[str, str] = field(default_factory=dict)
-    """Numeric address -> peer id, for an address that does not say whom it leads to."""
-    unsure: set[str] = field(default_factory=set)
-    """Those of these addresses that may have gone to another machine since, as that of a container does."""
-    complained: bool = False
-
-    @property
-    def key(self) -> str:
-        """What no second dial may run for."""
-        return self.address.peer or str(self.address)
-
-    def is_led_to(self, peer: str) -> bool:
-        """Whether it is, or may be, the way to a peer."""
-        return peer == self.address.peer or peer in self.led_to.values()
-
-    def leads_to(self, address: str, peer: str) -> None:
-        """Told what has just been seen."""
-        while address not in self.led_to and len(self.led_to) >= 4 * MAX_RESOLVED:
-            oldest = next(iter(self.led_to))
-            del self.led_to[oldest]
-            self.unsure.discard(oldest)
-        self.led_to[address] = peer
-        self.unsure.discard(address)
-
-    def surely(self, address: str) -> str | None:
-        """The peer that is at an address, as far as nothing speaks against it."""
-        return None if address in self.unsure else self.led_to.get(address)
 
 
 class Finder:
@@ -143,8 +93,8 @@ class Finder:
         self._resolve = resolve or system_resolve
         self._now = now
         self._rng = rng or random.Random()
-        self._joins = [_Join(parse_address(text)) for text in settings.join]
-        self._waits: dict[str, _Waits] = {}
+        self._joins = [Join(parse_address(text)) for text in settings.join]
+        self._waits: dict[str, Waits] = {}
         heard = shards_heard(transport.peer_id, settings.shards, settings.subscribe)
         # Where there is one topic, whoever is connected hears it.
         self._heard = heard if settings.shards > 1 else []
@@ -174,7 +124,7 @@ class Finder:
             if source == "mdns":
                 self._waits.pop(parsed.peer, None)
             else:
-                self._waits.setdefault(parsed.peer, _Waits(0, trio.current_time()))
+                self._waits.setdefault(parsed.peer, Waits(0, trio.current_time()))
             self.wake()
 
     def wake(self) -> None:
@@ -230,7 +180,7 @@ class Finder:
         lost, self._connected = self._connected - peers, peers
         self._lost = (self._lost | lost) - peers
         for peer in lost:
-            self._waits.setdefault(peer, _Waits(0, trio.current_time()))
+            self._waits.setdefault(peer, Waits(0, trio.current_time()))
         for join in self._joins:
             join.unsure.update(address for address, peer in join.led_to.items() if peer in lost)
             if any(map(join.is_led_to, lost)):
@@ -270,7 +220,7 @@ class Finder:
                 self._start(nursery, join.key, self._try_join, join)
         for known in self._missed(time_now):
             if self._has_room():
-                self._start(nursery, known.peer, self._try_known, known, self._waits.setdefault(known.peer, _Waits()))
+                self._start(nursery, known.peer, self._try_known, known, self._waits.setdefault(known.peer, Waits()))
         if len(self._waits) > _MAX_WAITS:
             self._waits = {peer: waits for peer, waits in self._waits.items() if peer in self._book}
         if len(self._lost) > _MAX_WAITS:
@@ -341,7 +291,7 @@ class Finder:
         self._dialling.add(key)
         nursery.start_soon(run)
 
-    async def _try_known(self, known: Peer, waits: _Waits) -> None:
+    async def _try_known(self, known: Peer, waits: Waits) -> None:
         # Also after a success: a node that takes connections only to close them must not be dialled every second.
         # What stands for a while clears it (`_settled`).
         waits.failures += 1
@@ -363,7 +313,7 @@ class Finder:
                 return True
         return False
 
-    async def _try_join(self, join: _Join) -> None:
+    async def _try_join(self, join: Join) -> None:
         problem = await self._reach(join)
         join.waits.failures += 1
         if problem is None and join.address.peer is None:
@@ -376,7 +326,7 @@ class Finder:
             join.complained = True
             self._say("warning", f"a node to join does not answer, and is tried on and on: {join.address}: {problem}")
 
-    async def _reach(self, join: _Join) -> str | None:
+    async def _reach(self, join: Join) -> str | None:
         """Dial every place that a join address leads to. Returns None if one answers, else why the last does not."""
         try:
             with trio.fail_after(RESOLVE_SECONDS):
@@ -400,7 +350,7 @@ class Finder:
                 break
         return None if reached else problem
 
-    async def _dial(self, address: Address, join: _Join | None = None) -> str | None:
+    async def _dial(self, address: Address, join: Join | None = None) -> str | None:
         """Dial one numeric address. Returns None if its peer is connected then, else why not."""
         try:
             with trio.fail_after(DIAL_SECONDS):
@@ -419,7 +369,7 @@ class Finder:
         self._book.reached(address.of(peer))
         return None
 
-    def _wants(self, join: _Join) -> bool:
+    def _wants(self, join: Join) -> bool:
         if join.address.peer is not None:
             return self._may_dial(join.address.peer)
         # Its nodes are known only by trying: looked up again while one may be missing.
@@ -446,7 +396,7 @@ class Finder:
     def _is_recent(self, known: Peer | None) -> bool:
         return known is not None and self._now() - known.met < RECENT_SECONDS
 
-    def _was_recent(self, join: _Join) -> bool:
+    def _was_recent(self, join: Join) -> bool:
         peers = [join.address.peer] if join.address.peer else [*join.led_to.values()]
         return any(self._is_recent(self._book.get(peer)) for peer in peers)
 
@@ -470,14 +420,3 @@ def _some(addresses: Sequence[Address], attempt: int) -> list[Address]:
     first, others, step = addresses[:1], [*addresses[1:]], ADDRESSES_A_TRY - 1
     start = step * (attempt - 1) % max(len(others), 1)
     return [*first, *(others[start:] + others[:start])[:step]]
-
-
-async def system_resolve(address: Address) -> list[Address]:
-    """Ask the system where a name leads to now. Raises OSError."""
-    families = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
-    found = await trio.socket.getaddrinfo(
-        address.host, address.port, families.get(address.kind, socket.AF_UNSPEC), socket.SOCK_STREAM
-    )
-    # A set keeps no order; a dict does, and some resolvers answer each address several times.
-    ips = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return [address.at(ip) for ip in ips if "%" not in ip]

@@ -11,9 +11,10 @@ import trio
 from trio.testing import MockClock
 
 from p2p.addresses import Address, parse_address
-from p2p.discovery import CHOSEN, DIALS, SHARD_TARGET, TARGET, Finder, system_resolve
+from p2p.discovery import CHOSEN, DIALS, SHARD_TARGET, TARGET, Finder
 from p2p.gossip import shard_of, shards_heard, topic_of
 from p2p.ids import peer_id_of
+from p2p.joins import system_resolve
 from p2p.peerbook import PeerBook
 from p2p.settings import NetworkSettings
 from p2p.transport import Connection, TransportError
