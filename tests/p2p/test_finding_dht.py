@@ -9,6 +9,7 @@ import trio
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.kad_dht.common import PROTOCOL_ID
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
+from libp2p.kad_dht.utils import sort_peer_ids_by_distance
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.peer.peerstore import create_signed_peer_record
@@ -150,7 +151,10 @@ async def read_message(stream: Any) -> Any:
 
 SILENT: bytes = Multiaddr("/ip4/192.0.2.1/tcp/4747").to_bytes()
 ANSWERS: dict[str, Callable[[Any, Any], None]] = {
-    "made-up ids near the key": lambda asked, answer: [answer.closerPeers.add(id=b"%x" % n) for n in range(3000)],  # type: ignore[dict-item]
+    "made-up ids near the key": lambda asked, answer: [  # type: ignore[dict-item]
+        answer.closerPeers.add(id=made_up.to_bytes())
+        for made_up in sort_peer_ids_by_distance(asked.key, [ID(b"%x" % n) for n in range(3000)])
+    ],
     "made-up providers": lambda asked, answer: [  # type: ignore[dict-item]
         answer.providerPeers.add(
             id=ID.from_pubkey(create_new_key_pair(n.to_bytes(32, "big")).public_key).to_bytes(), addrs=[SILENT] * 8
