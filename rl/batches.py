@@ -175,11 +175,12 @@ def collate(parts: Sequence[Group], device: str | torch.device, *, packing: bool
             # Positions go on: transformers takes a fall for the start of a sequence.
             positions += range(part.length, width)
             ids += [0] * (width - part.length)
+    placed = torch.tensor(positions)
     shapes = [(len(part.prompt), [len(row.tokens) - 1 for row in part.rows]) for part in parts]
     return MicroBatch(
         ids=torch.tensor(ids).view(-1, width).to(device),
-        positions=torch.tensor(positions).view(-1, width).to(device),
-        packed=pack(positions, shapes, device) if packing else None,
+        positions=placed.view(-1, width).to(device),
+        packed=pack(placed, shapes, device) if packing else None,
         sources=torch.tensor(sources).to(device),
         targets=torch.tensor(targets).to(device),
         rows=tuple(row for part in parts for row in part.rows),

@@ -71,12 +71,11 @@ class Packed:
     places: Tensor
 
 
-def pack(positions: Sequence[int], groups: Sequence[tuple[int, Sequence[int]]], device: str | torch.device) -> Packed:
-    """These groups, packed one after the other: see `tiles`."""
+def pack(positions: Tensor, groups: Sequence[tuple[int, Sequence[int]]], device: str | torch.device) -> Packed:
+    """These groups, packed one after the other: see `tiles`. `positions` [S], at least one, are on the CPU."""
     found = tiles(groups, device)
     rows = [_indices(tile) for tile in found]
-    places = torch.cat(rows).argsort() if rows else torch.zeros(0, dtype=torch.long)
-    return Packed(torch.tensor(positions, device=device), max(positions, default=0), found, places.to(device))
+    return Packed(positions.to(device), int(positions.max()), found, torch.cat(rows).argsort().to(device))
 
 
 def _indices(tile: Tile) -> Tensor:

@@ -129,7 +129,8 @@ class LiveEngine:
             except (EngineError, OutOfMemory) as error:
                 self._replace(error)
             else:
-                begun.ahead = Ahead(partial(self._sample, prompts, sampling, seed))
+                sample = partial(self.engine.generate, prompts, sampling, seed, progress=no_progress)
+                begun.ahead = Ahead(lambda stop: sample(stop=stop))
         else:
             self._sample_now(begun, stop, progress)
         self._begun = begun
@@ -169,11 +170,6 @@ class LiveEngine:
         begun.found = self._generate(begun.prompts, begun.sampling, begun.seed, stop=stop, progress=progress)
         begun.seconds = time.monotonic() - began
         return begun.found
-
-    def _sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int, stop: Stop
-    ) -> list[list[Sampled]]:
-        return self.engine.generate(prompts, sampling, seed, stop=stop, progress=no_progress)
 
     def _drop(self) -> None:
         """End what was begun and is not wanted any more."""

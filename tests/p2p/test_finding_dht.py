@@ -44,19 +44,7 @@ async def ask(node: Node, victim: Node, *messages: Any) -> list[Any]:
     try:
         for message in messages:
             await stream.write(encode_varint_prefixed(message.SerializeToString()))
-            length = shift = 0
-            while True:
-                byte = await stream.read(1)
-                length |= (byte[0] & 0x7F) << shift
-                shift += 7
-                if byte[0] < 0x80:
-                    break
-            body = b""
-            while len(body) < length:
-                body += await stream.read(length - len(body))
-            answer = Message()
-            answer.ParseFromString(body)
-            answers.append(answer)
+            answers.append(await read_message(stream))
     except Exception:  # noqa: BLE001  the end of the stream, in whatever way
         return answers
     finally:
